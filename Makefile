@@ -1,0 +1,94 @@
+# One name for each thing a contributor does; `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# golangci-lint and its many dependencies are kept out of the main module.
+GOLANGCI_LINT := go tool -modfile=hack/tools/go.mod golangci-lint
+CONTROLLER_GEN := go tool controller-gen
+
+# Packages below test/ start whole clusters. TEST_PARALLEL of them run at a
+# time, so that a machine with two cores still meets the tests' deadlines.
+CLUSTER_PACKAGES := ./test/...
+TEST_PARALLEL ?= 1
+TEST_TIMEOUT ?= 30m
+# Further arguments for `go test`, as in: make test-unit TESTARGS='-run TestVerdict -v'
+TESTARGS ?=
+# Arguments for the demo, as in: make demo ARGS=--once
+ARGS ?=
+
+##@ General
+
+.PHONY: help
+help: ## List the targets.
+	@awk -F ':.*## ' \
+		'/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		 /^[a-z][a-z-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+##@ Development
+
+.PHONY: generate
+generate: ## Generate the DeepCopy methods of the API types.
+	$(CONTROLLER_GEN) object:headerFile=hack/boilerplate.go.txt paths=./api/...
+
+.PHONY: manifests
+manifests: ## Generate the CustomResourceDefinitions in config/crd/bases.
+	$(CONTROLLER_GEN) crd paths=./api/... output:crd:artifacts:config=config/crd/bases
+
+.PHONY: fmt
+fmt: ## Format the code as the linter wants it.
+	$(GOLANGCI_LINT) fmt
+
+.PHONY: vet
+vet: ## Run go vet.
+	go vet ./...
+
+.PHONY: lint
+lint: ## Run golangci-lint.
+	$(GOLANGCI_LINT) run
+
+.PHONY: verify
+verify: generate manifests ## Fail where committed generated files are stale.
+	@stale=$$(git status --porcelain -- api config/crd); \
+	if [[ -n $$stale ]]; then \
+		printf 'stale; run "make generate manifests" and commit:\n%s\n' "$$stale" >&2; \
+		git --no-pager diff -- api config/crd >&2; \
+		exit 1; \
+	fi
+
+##@ Build
+
+.PHONY: build
+build: ## Build both processes into bin/.
+	go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: clean
+clean: ## Remove what build left in the checkout; built cluster binaries stay cached.
+	rm -rf bin
+
+##@ Test
+
+.PHONY: cluster
+cluster: ## Build the binaries of the test cluster; minutes the first time, cached afterwards.
+	go run ./test/controlplane/cmd/build
+
+.PHONY: test
+test: test-unit test-cluster ## Run every test: unit, envtest and e2e.
+
+.PHONY: test-unit
+test-unit: cluster ## Run the tests beside the code, those against a bare API server included.
+	go test -timeout $(TEST_TIMEOUT) $(TESTARGS) $$(go list ./... | grep -v /test/)
+
+.PHONY: test-cluster
+test-cluster: cluster ## Run the tests that start whole clusters.
+	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
+
+.PHONY: bench
+bench: cluster ## Run the benchmarks.
+	go test -timeout $(TEST_TIMEOUT) -p 1 -run '^$$' -bench . $(TESTARGS) ./test/bench/...
+
+##@ Demo
+
+.PHONY: demo
+demo: cluster ## Show the gate at work on two real clusters; ARGS=--once exits when it is done.
+	go run ./test/demo $(ARGS)

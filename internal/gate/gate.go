@@ -1,0 +1,391 @@
+// Package gate holds the rules by which a target's readmission gate is proved: objects and a clock in, a
+// verdict out. It does no I/O.
+//
+// The gate is an AdmissionCheck on the target whose controller, dispatch-admission, holds back
+// readmissions. A gate whose controller is dead is no gate, and the AdmissionCheck's condition Active
+// cannot tell: it is set once and never cleared. The controller's leader-election Lease can: held, and
+// freshly renewed, is a signal that only a live leader gives.
+package gate
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+)
+
+const (
+	// windowFactor times leaseDurationSeconds is how long after its last renewal a Lease still proves
+	// that its holder lives.
+	windowFactor = 2
+	// defaultGrace is how long an answer stands that cannot be confirmed, where there is no Lease to take
+	// the window from: the window of the default lease duration, 15 s.
+	defaultGrace = 30 * time.Second
+	// maxConfirmLead is how long before a proof's expiry the Lease is read live, at most.
+	maxConfirmLead = 2 * time.Second
+	// maxQuote bounds what is repeated in a message of text that the target wrote.
+	maxQuote = 256
+)
+
+// Finding is the status, reason and message of one condition.
+type Finding struct {
+	Status  metav1.ConditionStatus
+	Reason  string
+	Message string
+}
+
+// Says tells whether two findings say the same. The age or amount in the message of a stale Lease or a
+// skewed clock is that of the transition: a finding is not a new one because time goes on.
+func (f Finding) Says(other Finding) bool {
+	if f.Reason == v1alpha1.LeaseStaleReason || f.Reason == v1alpha1.ClockSkewReason {
+		f.Message = other.Message
+	}
+	return f == other
+}
+
+// Verdict is what the evidence says at one moment.
+type Verdict struct {
+	Reachable       Finding
+	QueueActive     Finding
+	ReadmissionGate Finding
+
+	// Expires is when the proof ends: the moment after which the gate is not proved by this evidence.
+	// Zero where the gate is not proved, and in plain mode, where there is none.
+	Expires time.Duration
+	// ConfirmAt is when the Lease should be read live, so that at the expiry it is known whether the
+	// controller is dead or just the watch. Zero where Expires is.
+	ConfirmAt time.Duration
+	// ReviewAt is when the verdict may change without new evidence. Zero: not by itself.
+	ReviewAt time.Duration
+}
+
+// Judge applies the rules. A nil kueueSpec is plain mode, which needs no gate.
+func Judge(kueueSpec *v1alpha1.KueueSpec, e Evidence, now Instant) Verdict {
+	if kueueSpec == nil {
+		return judgePlain(e, now)
+	}
+	grace := defaultGrace
+	if lease := e.Lease.Object; lease != nil && lease.Spec.LeaseDurationSeconds != nil {
+		grace = window(lease)
+	}
+	j := judge{spec: kueueSpec, evidence: e, now: now, grace: grace}
+	v := Verdict{QueueActive: j.queueActive()}
+	v.ReadmissionGate, v.Expires = j.readmissionGate()
+	v.Reachable = j.reachable()
+	if v.Expires != 0 {
+		v.ConfirmAt = v.Expires - min(maxConfirmLead, grace/4)
+	}
+	v.ReviewAt = j.reviewAt(v.Expires)
+	return v
+}
+
+func judgePlain(e Evidence, now Instant) Verdict {
+	notRequired := Finding{metav1.ConditionTrue, v1alpha1.NotRequiredReason, "plain mode: no queue and no readmission gate"}
+	v := Verdict{QueueActive: notRequired, ReadmissionGate: notRequired}
+	switch {
+	case e.Server.pending():
+		v.Reachable = preflighting()
+	case e.Server.lost(defaultGrace, now.Mono):
+		v.Reachable = Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, e.Server.Failing.Error()}
+	case apierrors.IsUnauthorized(e.Server.Err):
+		v.Reachable = unauthorized()
+	default:
+		v.Reachable = connected()
+	}
+	if e.Server.Failing != nil && !e.Server.lost(defaultGrace, now.Mono) {
+		v.ReviewAt = e.Server.FailingSince + defaultGrace + 1
+	}
+	return v
+}
+
+func preflighting() Finding {
+	return Finding{metav1.ConditionUnknown, v1alpha1.PreflightingReason, "the target has not answered yet"}
+}
+
+func connected() Finding {
+	return Finding{metav1.ConditionTrue, v1alpha1.ConnectedReason, "the API server answers"}
+}
+
+func unauthorized() Finding {
+	return Finding{metav1.ConditionFalse, v1alpha1.UnauthorizedReason,
+		"the API server does not accept the credentials (401): renew the token or certificate in the kubeconfig"}
+}
+
+// judge is one judgement under way.
+type judge struct {
+	spec     *v1alpha1.KueueSpec
+	evidence Evidence
+	now      Instant
+	// grace is how long an answer stands that cannot be confirmed.
+	grace time.Duration
+}
+
+// reachable is judged by the Lease's read: it is served by the API server itself, without a CRD's
+// conversion webhook that could fail on its own.
+func (j *judge) reachable() Finding {
+	e := &j.evidence
+	for _, err := range []error{e.ClusterQueue.Err, e.AdmissionCheck.Err, e.Lease.Err} {
+		if apierrors.IsUnauthorized(err) {
+			return unauthorized()
+		}
+	}
+	if e.Lease.pending() {
+		return preflighting()
+	}
+	if e.Lease.lost(j.grace, j.now.Mono) {
+		return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, e.Lease.Failing.Error()}
+	}
+	if lease := e.Lease.Object; lease != nil {
+		if expires, ok := j.expires(lease); ok && j.unconfirmed(expires) {
+			return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, j.unconfirmedMessage()}
+		}
+	}
+	return connected()
+}
+
+func (j *judge) queueActive() Finding {
+	read := j.evidence.ClusterQueue
+	if f := unusable(j, &read, clusterQueueKind, j.spec.ClusterQueue, v1alpha1.ClusterQueueNotFoundReason); f != nil {
+		return *f
+	}
+	cond := meta.FindStatusCondition(read.Object.Status.Conditions, kueue.ClusterQueueActive)
+	if cond == nil {
+		return Finding{metav1.ConditionFalse, v1alpha1.ClusterQueueInactiveReason,
+			fmt.Sprintf("ClusterQueue %s has no condition Active: is Kueue's controller running?", j.spec.ClusterQueue)}
+	}
+	if cond.Status != metav1.ConditionTrue {
+		return Finding{metav1.ConditionFalse, v1alpha1.ClusterQueueInactiveReason,
+			fmt.Sprintf("ClusterQueue %s is not active: %s: %s", j.spec.ClusterQueue, clip(cond.Reason), clip(cond.Message))}
+	}
+	return Finding{metav1.ConditionTrue, v1alpha1.QueueActiveReason, fmt.Sprintf("ClusterQueue %s admits workloads", j.spec.ClusterQueue)}
+}
+
+// readmissionGate applies the four rules in order; the first that fails gives the reason. The second
+// value is the proof's expiry, zero where there is none.
+func (j *judge) readmissionGate() (Finding, time.Duration) {
+	check := j.spec.AdmissionCheck
+
+	// 1. The ClusterQueue lists the AdmissionCheck for all its flavors.
+	queueRead := j.evidence.ClusterQueue
+	if f := unusable(j, &queueRead, clusterQueueKind, j.spec.ClusterQueue, v1alpha1.ClusterQueueNotFoundReason); f != nil {
+		return *f, 0
+	}
+	if f := listed(queueRead.Object, check); f != nil {
+		return *f, 0
+	}
+
+	// 2. The AdmissionCheck is dispatch's.
+	checkRead := j.evidence.AdmissionCheck
+	if f := unusable(j, &checkRead, admissionCheckKind, check, v1alpha1.AdmissionCheckNotFoundReason); f != nil {
+		return *f, 0
+	}
+	if got := checkRead.Object.Spec.ControllerName; got != j.spec.ControllerName {
+		return closed(v1alpha1.ForeignControllerReason, "AdmissionCheck %s belongs to controller %q, not to %q", check, clip(got), j.spec.ControllerName), 0
+	}
+
+	// 3. The AdmissionCheck is active.
+	cond := meta.FindStatusCondition(checkRead.Object.Status.Conditions, kueue.AdmissionCheckActive)
+	if cond == nil {
+		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s has no condition Active: dispatch-admission has not taken it up", check), 0
+	}
+	if cond.Status != metav1.ConditionTrue {
+		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s is not active: %s: %s", check, clip(cond.Reason), clip(cond.Message)), 0
+	}
+
+	// 4. The Lease is held and freshly renewed.
+	leaseRead := j.evidence.Lease
+	if f := unusable(j, &leaseRead, leaseKind, j.spec.AdmissionLease.String(), v1alpha1.LeaseNotFoundReason); f != nil {
+		return *f, 0
+	}
+	return j.lease(leaseRead.Object)
+}
+
+func listed(queue *kueue.ClusterQueue, check string) *Finding {
+	found := false
+	covered := sets.New[kueue.ResourceFlavorReference]()
+	if strategy := queue.Spec.AdmissionChecksStrategy; strategy != nil {
+		for _, rule := range strategy.AdmissionChecks {
+			if string(rule.Name) != check {
+				continue
+			}
+			if len(rule.OnFlavors) == 0 {
+				return nil
+			}
+			found = true
+			covered.Insert(rule.OnFlavors...)
+		}
+	}
+	if !found {
+		f := closed(v1alpha1.AdmissionCheckNotListedReason, "ClusterQueue %s does not list AdmissionCheck %s", queue.Name, check)
+		return &f
+	}
+	var missing []string
+	for _, group := range queue.Spec.ResourceGroups {
+		for _, flavor := range group.Flavors {
+			if !covered.Has(flavor.Name) && !slices.Contains(missing, string(flavor.Name)) {
+				missing = append(missing, string(flavor.Name))
+			}
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	f := closed(v1alpha1.AdmissionCheckPartialReason, "ClusterQueue %s lists AdmissionCheck %s, but not for all its flavors: %s left out",
+		queue.Name, check, clip(strings.Join(missing, ", ")))
+	return &f
+}
+
+// lease applies the fourth rule. The messages are a contract, to the letter.
+func (j *judge) lease(lease *coordinationv1.Lease) (Finding, time.Duration) {
+	spec := lease.Spec
+	if spec.HolderIdentity == nil || *spec.HolderIdentity == "" {
+		return closed(v1alpha1.LeaseNotHeldReason, "the admission controller's Lease has no holder"), 0
+	}
+	if spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
+		return closed(v1alpha1.LeaseNeverRenewedReason, "the admission controller's Lease has never been renewed"), 0
+	}
+	duration := time.Duration(*spec.LeaseDurationSeconds) * time.Second
+	if ahead := spec.RenewTime.Sub(j.now.Wall); ahead > duration {
+		return closed(v1alpha1.ClockSkewReason,
+			"the admission controller's Lease was renewed %s in our future, beyond its duration of %s: the clock there or here is wrong",
+			roundUp(ahead), duration), 0
+	}
+	expires, _ := j.expires(lease)
+	if j.now.Mono <= expires {
+		return Finding{metav1.ConditionTrue, v1alpha1.ProvedReason,
+			fmt.Sprintf("the admission controller's Lease is held by %s and freshly renewed", clip(*spec.HolderIdentity))}, expires
+	}
+	if j.unconfirmed(expires) {
+		return Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, j.unconfirmedMessage()}, 0
+	}
+	// Whichever clock says more: one may have been stepped.
+	age := max(j.now.Wall.Sub(spec.RenewTime.Time), j.now.Mono-j.evidence.Renewal.at)
+	return closed(v1alpha1.LeaseStaleReason, "the admission controller's Lease was last renewed %s ago, beyond %s", roundUp(age), window(lease)), 0
+}
+
+// expires is when the Lease ceases to prove that its holder lives: a window after renewTime by the wall
+// clocks, or a window after it was last seen to change by our own monotonic clock, whichever is earlier.
+func (j *judge) expires(lease *coordinationv1.Lease) (time.Duration, bool) {
+	if lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
+		return 0, false
+	}
+	byRule := j.now.Mono + lease.Spec.RenewTime.Add(window(lease)).Sub(j.now.Wall)
+	byRenewal := j.evidence.Renewal.at + window(lease)
+	return min(byRule, byRenewal), true
+}
+
+// unconfirmed: the proof has expired, and nothing read shortly before or after the expiry says whether
+// the controller is dead or the target is just out of reach.
+func (j *judge) unconfirmed(expires time.Duration) bool {
+	return j.now.Mono > expires && j.evidence.Lease.At < expires-min(maxConfirmLead, j.grace/4)
+}
+
+func (j *judge) unconfirmedMessage() string {
+	if failing := j.evidence.Lease.Failing; failing != nil {
+		return failing.Error()
+	}
+	return "the target gave no answer before the proof of its readmission gate expired"
+}
+
+// reviewAt is the earliest moment at which an answer that cannot be confirmed, or the proof, ends.
+func (j *judge) reviewAt(expires time.Duration) time.Duration {
+	var at time.Duration
+	earliest := func(t time.Duration) {
+		// One nanosecond more, because at the limit itself the answer still stands.
+		if t++; t > j.now.Mono && (at == 0 || t < at) {
+			at = t
+		}
+	}
+	if expires != 0 {
+		earliest(expires)
+	}
+	e := &j.evidence
+	if e.ClusterQueue.Failing != nil {
+		earliest(e.ClusterQueue.FailingSince + j.grace)
+	}
+	if e.AdmissionCheck.Failing != nil {
+		earliest(e.AdmissionCheck.FailingSince + j.grace)
+	}
+	if e.Lease.Failing != nil {
+		earliest(e.Lease.FailingSince + j.grace)
+	}
+	return at
+}
+
+// kind is how messages speak of one of the three objects.
+type kind struct{ name, resource string }
+
+var (
+	clusterQueueKind   = kind{"ClusterQueue", "clusterqueues.kueue.x-k8s.io"}
+	admissionCheckKind = kind{"AdmissionCheck", "admissionchecks.kueue.x-k8s.io"}
+	leaseKind          = kind{"Lease", "leases.coordination.k8s.io"}
+)
+
+// unusable is the finding where an object was not read; nil where it was.
+func unusable[T any](j *judge, r *Read[T], k kind, name, notFoundReason string) *Finding {
+	var f Finding
+	switch {
+	case r.pending():
+		f = preflighting()
+	case r.lost(j.grace, j.now.Mono):
+		f = Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, fmt.Sprintf("%s %s cannot be read: %s", k.name, name, r.Failing)}
+	case r.Err == nil:
+		return nil
+	case apierrors.IsForbidden(r.Err):
+		f = Finding{metav1.ConditionUnknown, v1alpha1.ForbiddenReason,
+			fmt.Sprintf("%s %s may not be read (403): grant get on %s to the credentials in use on the target", k.name, name, k.resource)}
+	case apierrors.IsUnauthorized(r.Err):
+		f = Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, unauthorized().Message}
+	case NotServed(r.Err):
+		f = closed(v1alpha1.KueueNotInstalledReason, "the target does not serve Kueue's API %s", kueue.SchemeGroupVersion)
+	default: // not found: the only other answer
+		f = closed(notFoundReason, "%s %s does not exist", k.name, name)
+	}
+	return &f
+}
+
+// IsAnswer tells an API error that is an answer, and so evidence, from a failure to get one.
+func IsAnswer(err error) bool {
+	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || meta.IsNoMatchError(err)
+}
+
+// NotServed tells a 404 for a kind that the server does not serve from one for an object that does not
+// exist: only the latter is about a named object of the API.
+func NotServed(err error) bool {
+	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+func closed(reason, format string, args ...any) Finding {
+	return Finding{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
+}
+
+func window(lease *coordinationv1.Lease) time.Duration {
+	return windowFactor * time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+}
+
+// roundUp rounds up to the second, so that an age beyond a limit never reads as the limit itself.
+func roundUp(d time.Duration) time.Duration {
+	if rounded := d.Truncate(time.Second); rounded == d || rounded > math.MaxInt64-time.Second {
+		return rounded
+	} else {
+		return rounded + time.Second
+	}
+}
+
+// clip shortens text that the target wrote, so that it cannot swamp a status.
+func clip(s string) string {
+	if len(s) > maxQuote {
+		return strings.ToValidUTF8(s[:maxQuote], "") + "…"
+	}
+	return s
+}

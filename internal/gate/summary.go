@@ -1,0 +1,37 @@
+package gate
+
+import (
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+)
+
+// Ready summarises a verdict in kstatus' sense, and says what dispatch may do with the target.
+// QueueActive has no part in it: cancelling and granting must work while a queue is held.
+func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {
+	forbidding := []struct {
+		condition string
+		Finding
+	}{
+		{v1alpha1.ReachableCondition, v.Reachable},
+		{v1alpha1.ReadmissionGateCondition, v.ReadmissionGate},
+	}
+	for _, f := range forbidding {
+		if f.Reason == v1alpha1.PreflightingReason {
+			return v1alpha1.ModeObserveOnly, f.Finding
+		}
+	}
+	if observeOnly {
+		return v1alpha1.ModeObserveOnly, Finding{metav1.ConditionTrue, v1alpha1.ObserveOnlyRequestedReason,
+			"spec.observeOnly is set: nothing is written to the target"}
+	}
+	for _, f := range forbidding {
+		if f.Status != metav1.ConditionTrue {
+			return v1alpha1.ModeObserveOnly, Finding{metav1.ConditionFalse, v1alpha1.ObserveOnlyReason,
+				fmt.Sprintf("%s is %s: %s", f.condition, f.Status, f.Message)}
+		}
+	}
+	return v1alpha1.ModeReadWrite, Finding{metav1.ConditionTrue, v1alpha1.ReadWriteReason, "the target may be written to"}
+}

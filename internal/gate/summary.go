@@ -35,3 +35,30 @@ func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {
 	}
 	return v1alpha1.ModeReadWrite, Finding{metav1.ConditionTrue, v1alpha1.ReadWriteReason, "the target may be written to"}
 }
+
+// Conditions is the verdict as the conditions of a DispatchTarget, without times and generation.
+// Reconciling and Stalled, which are abnormal-true, are there only while they are true.
+func (v Verdict) Conditions(observeOnly bool) (v1alpha1.Mode, []metav1.Condition) {
+	mode, ready := v.Ready(observeOnly)
+	conditions := []metav1.Condition{
+		v.Reachable.condition(v1alpha1.ReachableCondition),
+		v.QueueActive.condition(v1alpha1.QueueActiveCondition),
+		v.ReadmissionGate.condition(v1alpha1.ReadmissionGateCondition),
+		ready.condition(v1alpha1.ReadyCondition),
+	}
+	abnormal := func(condition string, f Finding) {
+		f.Status = metav1.ConditionTrue
+		conditions = append(conditions, f.condition(condition))
+	}
+	if ready.Reason == v1alpha1.PreflightingReason {
+		abnormal(v1alpha1.ReconcilingCondition, ready)
+	}
+	if v.Reachable.Reason == v1alpha1.KubeConfigInvalidReason || v.Reachable.Reason == v1alpha1.KubeConfigInsecureReason {
+		abnormal(v1alpha1.StalledCondition, v.Reachable)
+	}
+	return mode, conditions
+}
+
+func (f Finding) condition(conditionType string) metav1.Condition {
+	return metav1.Condition{Type: conditionType, Status: f.Status, Reason: f.Reason, Message: f.Message}
+}

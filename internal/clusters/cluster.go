@@ -1,0 +1,311 @@
+package clusters
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+	"github.com/dispatch-dev/dispatch/internal/gate"
+)
+
+const (
+	// requestTimeout bounds every request to a target but a watch, from dialling to the last byte.
+	requestTimeout = 10 * time.Second
+	// identityPeriod is how often a target's version and uid are read anew in Kueue mode. They are read
+	// at once when the connection was lost and comes back.
+	identityPeriod = 10 * time.Minute
+	// plainPeriod is how often a target in plain mode is asked for its version, which is all that there
+	// tells whether it can be reached.
+	plainPeriod = 10 * time.Second
+)
+
+// processStart is the fixed moment that gate.Instant.Mono counts from.
+var processStart = time.Now()
+
+// Now is this moment on the wall clock and on the process's monotonic clock.
+func Now() gate.Instant {
+	now := time.Now()
+	return gate.Instant{Wall: now, Mono: now.Sub(processStart)}
+}
+
+// Cluster follows one target cluster and holds the verdict on it.
+type Cluster struct {
+	cfg      *rest.Config
+	conn     *connection
+	kueue    *v1alpha1.KueueSpec
+	onChange func()
+	ctx      context.Context
+	cancel   context.CancelFunc
+	running  sync.WaitGroup
+	// reidentify asks for the target's identity to be read at once.
+	reidentify chan struct{}
+	// rewatchLease ends the watch on the Lease, so that it is begun anew.
+	rewatchLease chan struct{}
+
+	mu         sync.Mutex
+	closed     bool
+	evidence   gate.Evidence
+	polled     sets.Set[string]
+	identity   v1alpha1.ClusterIdentity
+	identified bool
+	snapshot   Snapshot
+	review     *time.Timer
+	confirm    *time.Timer
+}
+
+// Snapshot is what is known of a target at one moment.
+type Snapshot struct {
+	gate.Verdict
+	// Identity is the zero value until it was read.
+	Identity v1alpha1.ClusterIdentity
+}
+
+// says tells whether two snapshots say the same. When a proof ends is no part of it: a renewal that
+// changes nothing else is no news.
+func (s Snapshot) says(other Snapshot) bool {
+	return s.Reachable.Says(other.Reachable) && s.QueueActive.Says(other.QueueActive) &&
+		s.ReadmissionGate.Says(other.ReadmissionGate) && s.Identity == other.Identity
+}
+
+// Connect begins to follow the cluster behind cfg. kueueSpec has its defaults set; nil is plain mode.
+// onChange is called, without any lock held, whenever what Snapshot returns has changed, and must not
+// block. An error is one of cfg itself: nothing is dialled before Connect returns. Close ends it.
+func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (*Cluster, error) {
+	conn, err := connect(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cluster{
+		cfg: cfg, conn: conn, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
+		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),
+		polled: sets.New[string](),
+	}
+	c.mu.Lock()
+	c.review = time.AfterFunc(0, func() { c.update(func(*gate.Evidence, time.Duration) {}) })
+	c.confirm = time.AfterFunc(0, c.confirmLease)
+	c.rejudge(Now())
+	c.mu.Unlock()
+
+	c.running.Go(c.followIdentity)
+	if kueueSpec != nil {
+		c.running.Go(func() {
+			follow(c, &watched[kueue.ClusterQueue, *kueue.ClusterQueue]{
+				name: "ClusterQueue", key: client.ObjectKey{Name: kueueSpec.ClusterQueue}, list: &kueue.ClusterQueueList{},
+				answer: func(e *gate.Evidence, queue *kueue.ClusterQueue, err error, now time.Duration) {
+					e.ClusterQueue.Answer(queue, err, now)
+				},
+				fail: func(e *gate.Evidence, err error, now time.Duration) { e.ClusterQueue.Fail(err, now) },
+			})
+		})
+		c.running.Go(func() {
+			follow(c, &watched[kueue.AdmissionCheck, *kueue.AdmissionCheck]{
+				name: "AdmissionCheck", key: client.ObjectKey{Name: kueueSpec.AdmissionCheck}, list: &kueue.AdmissionCheckList{},
+				answer: func(e *gate.Evidence, check *kueue.AdmissionCheck, err error, now time.Duration) {
+					e.AdmissionCheck.Answer(check, err, now)
+				},
+				fail: func(e *gate.Evidence, err error, now time.Duration) { e.AdmissionCheck.Fail(err, now) },
+			})
+		})
+		c.running.Go(func() {
+			follow(c, &watched[coordinationv1.Lease, *coordinationv1.Lease]{
+				name: "Lease", key: c.leaseKey(), list: &coordinationv1.LeaseList{}, rewatch: c.rewatchLease,
+				answer: c.sawLease,
+				fail:   func(e *gate.Evidence, err error, now time.Duration) { e.Lease.Fail(err, now) },
+			})
+		})
+	}
+	return c, nil
+}
+
+// Close ends all that Connect began and waits for it.
+func (c *Cluster) Close() {
+	c.mu.Lock()
+	c.closed = true
+	c.review.Stop()
+	c.confirm.Stop()
+	c.mu.Unlock()
+	c.cancel()
+	c.running.Wait()
+	c.conn.closeIdle()
+}
+
+// Snapshot judges what is known at this moment.
+func (c *Cluster) Snapshot() Snapshot {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.judge(Now())
+}
+
+// update changes the evidence, judges it and tells of the news, if there is any.
+func (c *Cluster) update(change func(e *gate.Evidence, now time.Duration)) {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return
+	}
+	now := Now()
+	change(&c.evidence, now.Mono)
+	news := c.rejudge(now)
+	c.mu.Unlock()
+	if news {
+		c.onChange()
+	}
+}
+
+// rejudge sets the snapshot and the timers, and tells whether the snapshot says anything new. c.mu is held.
+func (c *Cluster) rejudge(now gate.Instant) bool {
+	previous := c.snapshot
+	c.snapshot = c.judge(now)
+	schedule(c.review, c.snapshot.ReviewAt, now)
+	schedule(c.confirm, c.snapshot.ConfirmAt, now)
+	return !c.snapshot.says(previous)
+}
+
+func schedule(timer *time.Timer, at time.Duration, now gate.Instant) {
+	if at > now.Mono {
+		timer.Reset(at - now.Mono)
+	} else {
+		timer.Stop()
+	}
+}
+
+// judge gives the verdict of package gate, which is preflighting until the identity was tried, too, so
+// that the first status is whole. c.mu is held.
+func (c *Cluster) judge(now gate.Instant) Snapshot {
+	if !c.identified {
+		return Snapshot{Verdict: gate.Judge(c.kueue, gate.Evidence{}, now)}
+	}
+	verdict := gate.Judge(c.kueue, c.evidence, now)
+	if verdict.Reachable.Reason == v1alpha1.ConnectedReason && c.polled.Len() > 0 {
+		verdict.Reachable.Message = fmt.Sprintf("the API server answers, but refuses to let %s be watched: read every %s instead",
+			strings.Join(sets.List(c.polled), ", "), pollPeriod)
+	}
+	return Snapshot{Verdict: verdict, Identity: c.identity}
+}
+
+// setPolled records that an object is polled, because it may not be watched.
+func (c *Cluster) setPolled(name string, polled bool) {
+	c.update(func(*gate.Evidence, time.Duration) {
+		if polled {
+			c.polled.Insert(name)
+		} else {
+			c.polled.Delete(name)
+		}
+	})
+}
+
+func (c *Cluster) leaseKey() client.ObjectKey {
+	return client.ObjectKey{Namespace: c.kueue.AdmissionLease.Namespace, Name: c.kueue.AdmissionLease.Name}
+}
+
+// sawLease records an answer to a read of the Lease. Where it ends an outage, the cluster is identified
+// anew: another one may have come back in its place.
+func (c *Cluster) sawLease(e *gate.Evidence, lease *coordinationv1.Lease, err error, now time.Duration) {
+	if e.Lease.Failing != nil {
+		signal(c.reidentify)
+	}
+	e.SawLease(lease, err, now)
+}
+
+// confirmLease reads the Lease live, shortly before the proof expires, so that at the expiry it is known
+// whether the controller is dead or just the watch is. It tries until the expiry.
+func (c *Cluster) confirmLease() {
+	c.mu.Lock()
+	if c.closed || c.snapshot.Expires == 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.running.Add(1)
+	defer c.running.Done()
+	remaining, seen := c.snapshot.Expires-Now().Mono, c.evidence.Lease.Object
+	c.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(c.ctx, remaining)
+	defer cancel()
+	var lease *coordinationv1.Lease
+	var err error
+	_ = wait.PollUntilContextCancel(ctx, confirmRetry, true, func(ctx context.Context) (bool, error) {
+		lease, err = c.readLease(ctx, remaining/4)
+		return err == nil || gate.IsAnswer(err), nil
+	})
+	if err != nil && !gate.IsAnswer(err) {
+		// No answer: at the expiry that is the verdict. The watch is begun anew, since it may be as dead.
+		signal(c.rewatchLease)
+		return
+	}
+	c.update(func(e *gate.Evidence, now time.Duration) { c.sawLease(e, lease, err, now) })
+	if lease != nil && seen != nil && lease.ResourceVersion != seen.ResourceVersion {
+		// The watch should have told us.
+		signal(c.rewatchLease)
+	}
+}
+
+// readLease reads the Lease by the connection that the watches use and, if that does not answer within
+// patience, by a fresh one: a connection can be dead without either end knowing.
+func (c *Cluster) readLease(ctx context.Context, patience time.Duration) (*coordinationv1.Lease, error) {
+	lease := &coordinationv1.Lease{}
+	short, cancel := context.WithTimeout(ctx, patience)
+	err := c.conn.Get(short, c.leaseKey(), lease)
+	cancel()
+	if err == nil {
+		return lease, nil
+	}
+	if gate.IsAnswer(err) {
+		return nil, err
+	}
+	fresh, err := connect(c.cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer fresh.closeIdle()
+	if err := fresh.Get(ctx, c.leaseKey(), lease); err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
+// followIdentity reads the target's identity, which in plain mode is also what tells whether the target
+// can be reached.
+func (c *Cluster) followIdentity() {
+	period := identityPeriod
+	if c.kueue == nil {
+		period = plainPeriod
+	}
+	backoff := newBackoff()
+	for {
+		identity, err := c.conn.identify(c.ctx)
+		c.update(func(e *gate.Evidence, now time.Duration) {
+			c.identified = true
+			switch {
+			case err == nil:
+				c.identity = identity
+				e.Server.Answer(&identity.KubernetesVersion, nil, now)
+			case apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err):
+				e.Server.Answer(nil, err, now)
+			default:
+				e.Server.Fail(failure(describe(err)), now)
+			}
+		})
+		pause := wait.Jitter(period, 0.1)
+		if err != nil {
+			pause = min(pause, backoff.Step())
+		} else {
+			backoff = newBackoff()
+		}
+		if !sleep(c.ctx, pause, c.reidentify) {
+			return
+		}
+	}
+}

@@ -1,0 +1,126 @@
+package clusters
+
+import (
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/client-go/rest"
+
+	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+	"github.com/dispatch-dev/dispatch/internal/gate"
+)
+
+// Set holds the connection of each DispatchTarget by its name.
+type Set struct {
+	mu       sync.Mutex
+	members  map[string]*member
+	onChange func(name string)
+}
+
+// member is one target: either connected, or refused before anything was dialled.
+type member struct {
+	spec    v1alpha1.DispatchTargetSpec
+	version string
+	cluster *Cluster
+	refused gate.Verdict
+}
+
+// OnChange sets what is called, without blocking, with the name of each target whose Snapshot has
+// changed. Changes before it is set are not told.
+func (s *Set) OnChange(f func(name string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onChange = f
+}
+
+func (s *Set) changed(name string) {
+	s.mu.Lock()
+	f := s.onChange
+	s.mu.Unlock()
+	if f != nil {
+		f(name)
+	}
+}
+
+// Connect follows the target with cfg, in place of any earlier connection. It does nothing where the
+// target is connected already by the same version of its credentials and for the same spec.
+func (s *Set) Connect(name string, spec v1alpha1.DispatchTargetSpec, version string, cfg *rest.Config) error {
+	s.mu.Lock()
+	if m := s.members[name]; m != nil && m.cluster != nil && m.version == version && sameTarget(m.spec, spec) {
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.Unlock()
+	var kueueSpec *v1alpha1.KueueSpec
+	if spec.Kueue != nil {
+		kueueSpec = spec.Kueue.DeepCopy()
+		kueueSpec.SetDefaults()
+	}
+	cluster, err := Connect(cfg, kueueSpec, func() { s.changed(name) })
+	if err != nil {
+		return err
+	}
+	s.replace(name, &member{spec: spec, version: version, cluster: cluster})
+	return nil
+}
+
+// Refuse records why the target is not dialled, in place of any earlier connection.
+func (s *Set) Refuse(name string, spec v1alpha1.DispatchTargetSpec, reason, message string) {
+	s.replace(name, &member{spec: spec, refused: gate.Refused(spec.Kueue, reason, message)})
+}
+
+// Remove forgets the target and gives back what its connection held.
+func (s *Set) Remove(name string) { s.replace(name, nil) }
+
+func (s *Set) replace(name string, next *member) {
+	s.mu.Lock()
+	previous := s.members[name]
+	if next == nil {
+		delete(s.members, name)
+	} else {
+		if s.members == nil {
+			s.members = map[string]*member{}
+		}
+		s.members[name] = next
+	}
+	s.mu.Unlock()
+	if previous != nil && previous.cluster != nil {
+		// Apart, because it waits for requests under way to end.
+		go previous.cluster.Close()
+	}
+	if next != nil {
+		s.changed(name)
+	}
+}
+
+// Snapshot is what is known of the target, if the Set has it as this spec describes it.
+func (s *Set) Snapshot(name string, spec v1alpha1.DispatchTargetSpec) (Snapshot, bool) {
+	s.mu.Lock()
+	m := s.members[name]
+	s.mu.Unlock()
+	if m == nil || !sameTarget(m.spec, spec) {
+		return Snapshot{}, false
+	}
+	if m.cluster == nil {
+		return Snapshot{Verdict: m.refused}, true
+	}
+	return m.cluster.Snapshot(), true
+}
+
+// Close closes all connections.
+func (s *Set) Close() {
+	s.mu.Lock()
+	members := s.members
+	s.members, s.onChange = nil, nil
+	s.mu.Unlock()
+	for _, m := range members {
+		if m.cluster != nil {
+			m.cluster.Close()
+		}
+	}
+}
+
+// sameTarget compares what a connection depends on.
+func sameTarget(a, b v1alpha1.DispatchTargetSpec) bool {
+	return equality.Semantic.DeepEqual(a.KubeConfig, b.KubeConfig) && equality.Semantic.DeepEqual(a.Kueue, b.Kueue)
+}

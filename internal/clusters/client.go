@@ -47,15 +47,15 @@ func newTargetMapper() meta.RESTMapper {
 type connection struct {
 	client.WithWatch
 	discovery *discovery.DiscoveryClient
-	// closeIdle gives the connections back that no request uses any more.
-	closeIdle func()
+	// closeAll ends the connections, also those in use.
+	closeAll func()
 }
 
 func connect(cfg *rest.Config) (*connection, error) {
 	cfg = rest.CopyConfig(cfg)
 	// A target gets a handful of requests a minute; a limiter could only delay the one that proves the gate.
 	cfg.QPS, cfg.RateLimiter = -1, nil
-	httpClient, closeIdle, err := newHTTPClient(cfg)
+	httpClient, closeAll, err := newHTTPClient(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func connect(cfg *rest.Config) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &connection{WithWatch: withWatch, discovery: discoveryClient, closeIdle: closeIdle}, nil
+	return &connection{WithWatch: withWatch, discovery: discoveryClient, closeAll: closeAll}, nil
 }
 
 // identify reads the server's version, which any credentials may, and the cluster's uid, which is left

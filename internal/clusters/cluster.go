@@ -138,7 +138,7 @@ func (c *Cluster) Close() {
 	c.mu.Unlock()
 	c.cancel()
 	c.running.Wait()
-	c.conn.closeIdle()
+	c.conn.closeAll()
 }
 
 // Snapshot judges what is known at this moment.
@@ -219,17 +219,17 @@ func (c *Cluster) sawLease(e *gate.Evidence, lease *coordinationv1.Lease, err er
 	e.SawLease(lease, err, now)
 }
 
-// confirmLease reads the Lease live, shortly before the proof expires, so that at the expiry it is known
-// whether the controller is dead or just the watch is. It tries until the expiry.
+// confirmLease reads the Lease live, shortly before what it proves expires, so that at the expiry it is
+// known whether the controller is dead or just the watch is. It tries until the expiry.
 func (c *Cluster) confirmLease() {
 	c.mu.Lock()
-	if c.closed || c.snapshot.Expires == 0 {
+	if c.closed || c.snapshot.ConfirmBy == 0 {
 		c.mu.Unlock()
 		return
 	}
 	c.running.Add(1)
 	defer c.running.Done()
-	remaining, seen := c.snapshot.Expires-Now().Mono, c.evidence.Lease.Object
+	remaining, seen := c.snapshot.ConfirmBy-Now().Mono, c.evidence.Lease.Object
 	c.mu.Unlock()
 
 	ctx, cancel := context.WithTimeout(c.ctx, remaining)
@@ -269,7 +269,7 @@ func (c *Cluster) readLease(ctx context.Context, patience time.Duration) (*coord
 	if err != nil {
 		return nil, err
 	}
-	defer fresh.closeIdle()
+	defer fresh.closeAll()
 	if err := fresh.Get(ctx, c.leaseKey(), lease); err != nil {
 		return nil, err
 	}

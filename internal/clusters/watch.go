@@ -4,15 +4,13 @@ import (
 	"context"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
-
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	"golang.org/x/time/rate"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/dispatch-dev/dispatch/internal/gate"
@@ -105,8 +103,7 @@ func readAndWatch[T any, P object[T]](c *Cluster, w *watched[T, P]) outcome {
 	switch {
 	case err == nil:
 		c.update(func(e *gate.Evidence, now time.Duration) { w.answer(e, got, nil, now) })
-	case !gate.IsAnswer(err) || isCore(w.list) && gate.NotServed(err):
-		// No API server is without Leases: whatever answered so is none.
+	case !gate.IsAnswer(err):
 		c.update(func(e *gate.Evidence, now time.Duration) { w.fail(e, failure(describe(err)), now) })
 		return noAnswer
 	default:
@@ -170,12 +167,6 @@ func (c *Cluster) get(key client.ObjectKey, object client.Object) error {
 	ctx, cancel := context.WithTimeout(c.ctx, requestTimeout)
 	defer cancel()
 	return c.conn.Get(ctx, key, object)
-}
-
-// isCore tells the kinds that every API server has from Kueue's.
-func isCore(list client.ObjectList) bool {
-	_, ok := list.(*coordinationv1.LeaseList)
-	return ok
 }
 
 // sleep returns after d, or before when it is woken, and tells whether to go on.

@@ -22,6 +22,7 @@ var (
 
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
+		&AdmissionGrant{}, &AdmissionGrantList{},
 		&DispatchTarget{}, &DispatchTargetList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)

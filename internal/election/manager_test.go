@@ -1,0 +1,95 @@
+package election
+
+import (
+	"flag"
+	"testing"
+	"time"
+
+	. "github.com/onsi/gomega"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+)
+
+func TestManagerOptionsSayWhatTheFlagsSay(t *testing.T) {
+	for process, define := range map[string]func(*flag.FlagSet) *Flags{
+		"dispatch-manager": ManagerFlags, "dispatch-admission": AdmissionFlags,
+	} {
+		t.Run(process, func(t *testing.T) {
+			g := NewWithT(t)
+			f := parse(t, define,
+				"-lease-namespace=elsewhere", "-lease-name=other",
+				"-lease-duration=30s", "-renew-deadline=20s", "-retry-period=4s",
+				"-health-probe-bind-address=127.0.0.1:1", "-metrics-bind-address=127.0.0.1:2")
+			opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{})
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(opts.LeaderElection).To(BeTrue())
+			g.Expect(opts.LeaderElectionReleaseOnCancel).To(Equal(process == "dispatch-manager"))
+			g.Expect(opts.LeaderElectionNamespace).To(Equal("elsewhere"))
+			g.Expect(opts.LeaderElectionID).To(Equal("other"))
+			g.Expect(opts.LeaseDuration).To(HaveValue(Equal(30 * time.Second)))
+			g.Expect(opts.RenewDeadline).To(HaveValue(Equal(20 * time.Second)))
+			g.Expect(opts.RetryPeriod).To(HaveValue(Equal(4 * time.Second)))
+			g.Expect(opts.HealthProbeBindAddress).To(Equal("127.0.0.1:1"))
+			g.Expect(opts.Metrics.BindAddress).To(Equal("127.0.0.1:2"))
+			g.Expect(opts.Controller.EnableWarmup).To(HaveValue(BeTrue()))
+		})
+	}
+}
+
+func TestManagerOptionsFollowTheManagersFlags(t *testing.T) {
+	g := NewWithT(t)
+	f := parse(t, ManagerFlags, "-leader-elect=false", "-leader-elect-release-on-cancel=false")
+	opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(opts.LeaderElection).To(BeFalse())
+	g.Expect(opts.LeaderElectionReleaseOnCancel).To(BeFalse())
+}
+
+// The options have the config that LeaseConfig's own tests are about, also
+// where the base has a limiter that all the others share.
+func TestManagerOptionsGiveTheLeaseItsOwnClient(t *testing.T) {
+	g := NewWithT(t)
+	server := newRecorder(t)
+	base := server.config()
+	base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(0.001, 1)
+	opts, err := parse(t, AdmissionFlags).managerOptions(base, ctrl.Options{})
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(opts.LeaderElectionConfig).NotTo(BeNil())
+	g.Expect(opts.LeaderElectionConfig.RateLimiter).To(BeNil())
+
+	get(t, base, "/main")
+	get(t, opts.LeaderElectionConfig, "/lease")
+	g.Expect(server.saw("/lease").proto).To(Equal("HTTP/1.1"))
+	g.Expect(server.saw("/lease").from).NotTo(Equal(server.saw("/main").from))
+}
+
+func TestManagerOptionsKeepWhatTheyWereGiven(t *testing.T) {
+	g := NewWithT(t)
+	given := ctrl.Options{}
+	given.Controller.SkipNameValidation = ptr.To(true)
+	opts, err := parse(t, AdmissionFlags).managerOptions(&rest.Config{Host: "https://example"}, given)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(opts.Controller.SkipNameValidation).To(HaveValue(BeTrue()))
+	g.Expect(given.Controller.EnableWarmup).To(BeNil(), "the caller's options are left as they are")
+}
+
+func TestMainClientHasOneSharedLimiterOnlyWhenAsked(t *testing.T) {
+	g := NewWithT(t)
+	base := &rest.Config{Host: "https://example", QPS: -1}
+	g.Expect(parse(t, ManagerFlags).mainConfig(base).RateLimiter).To(BeNil())
+
+	limited := parse(t, ManagerFlags, "-kube-api-qps=7.5", "-kube-api-burst=3").mainConfig(base)
+	g.Expect(limited.RateLimiter.QPS()).To(BeEquivalentTo(7.5))
+	for range 3 {
+		g.Expect(limited.RateLimiter.TryAccept()).To(BeTrue())
+	}
+	g.Expect(rest.CopyConfig(limited).RateLimiter.TryAccept()).To(BeFalse(), "copies share what is left of the burst")
+	g.Expect(base.RateLimiter).To(BeNil())
+}
+
+func TestNewManagerRefusesBadFlags(t *testing.T) {
+	_, err := NewManager(&rest.Config{Host: "https://example"}, parse(t, ManagerFlags, "-renew-deadline=15s"), ctrl.Options{})
+	NewWithT(t).Expect(err).To(MatchError("-renew-deadline 15s must be less than -lease-duration 15s"))
+}

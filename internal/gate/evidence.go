@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"errors"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -13,7 +14,7 @@ type Instant struct {
 	// Wall is compared with what other machines wrote. Anyone may step it.
 	Wall time.Time
 	// Mono is the time since some fixed moment of this process. Nobody can step it, so it alone says how
-	// long ago this process saw something.
+	// long ago this process saw something. It is above zero: in a Verdict, zero means never.
 	Mono time.Duration
 }
 
@@ -39,9 +40,25 @@ type Read[T any] struct {
 	FailingSince time.Duration
 }
 
-// Answer records an answer: the object, or an error that is one.
+var (
+	errNoAnswer  = errors.New("the target gave no usable answer")
+	errNoLeases  = errors.New("the target does not serve Leases: is it a Kubernetes API server?")
+	errSilent    = errors.New("no answer came before the admission controller's Lease expired")
+	errNoVersion = errors.New("the target has no version: is it a Kubernetes API server?")
+)
+
+// Answer records an answer: the object, or an error that is one (IsAnswer). Anything else counts as a
+// failure, since taken for an answer it could open the gate.
 func (r *Read[T]) Answer(object *T, err error, now time.Duration) {
-	*r = Read[T]{Object: object, Err: err, At: now}
+	switch {
+	case IsAnswer(err):
+		// A client hands out an object with an error, too, but an empty one.
+		*r = Read[T]{Err: err, At: now}
+	case err != nil || object == nil:
+		r.Fail(errNoAnswer, now)
+	default:
+		*r = Read[T]{Object: object, At: now}
+	}
 }
 
 // Fail records that the object could not be read. What was answered before stands until it is too old.
@@ -75,8 +92,13 @@ type Evidence struct {
 
 // SawLease records an answer to a read of the Lease and what it says of its renewal.
 func (e *Evidence) SawLease(lease *coordinationv1.Lease, err error, now time.Duration) {
+	if NotServed(err) {
+		// Every API server has Leases: whatever says so is none.
+		e.Lease.Fail(errNoLeases, now)
+		return
+	}
 	e.Lease.Answer(lease, err, now)
-	if lease != nil {
+	if err == nil && lease != nil {
 		e.Renewal.saw(lease, now)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,12 +60,16 @@ type Verdict struct {
 	QueueActive     Finding
 	ReadmissionGate Finding
 
-	// Expires is when the proof ends: the moment after which the gate is not proved by this evidence.
-	// Zero where the gate is not proved, and in plain mode, where there is none.
+	// Expires is when the proof ends: the last moment at which the gate is proved by this evidence. Zero
+	// where the gate is not proved, and in plain mode, where there is none.
 	Expires time.Duration
-	// ConfirmAt is when the Lease should be read live, so that at the expiry it is known whether the
-	// controller is dead or just the watch. Zero where Expires is.
+	// ConfirmAt is when the Lease should be read live, so that at the end of what it proves it is known
+	// whether the controller is dead or just the watch. It does not depend on the other rules, because
+	// they may come to hold later. Zero where the Lease proves nothing or is confirmed already.
 	ConfirmAt time.Duration
+	// ConfirmBy is when that read must have ended: the end of what the Lease proves, or of what is seen of
+	// a skewed clock. Zero where ConfirmAt is.
+	ConfirmBy time.Duration
 	// ReviewAt is when the verdict may change without new evidence. Zero: not by itself.
 	ReviewAt time.Duration
 }
@@ -74,18 +79,16 @@ func Judge(kueueSpec *v1alpha1.KueueSpec, e Evidence, now Instant) Verdict {
 	if kueueSpec == nil {
 		return judgePlain(e, now)
 	}
+	spec := *kueueSpec
+	spec.SetDefaults() // of a spec that Go code built, a field may be nil
 	grace := defaultGrace
 	if lease := e.Lease.Object; lease != nil && lease.Spec.LeaseDurationSeconds != nil {
-		grace = window(lease)
+		grace = max(0, window(lease))
 	}
-	j := judge{spec: kueueSpec, evidence: e, now: now, grace: grace}
-	v := Verdict{QueueActive: j.queueActive()}
-	v.ReadmissionGate, v.Expires = j.readmissionGate()
+	j := judge{spec: &spec, evidence: e, now: now, grace: grace, lead: min(maxConfirmLead, grace/4)}
+	v := Verdict{QueueActive: j.queueActive(), ReadmissionGate: j.readmissionGate()}
 	v.Reachable = j.reachable()
-	if v.Expires != 0 {
-		v.ConfirmAt = v.Expires - min(maxConfirmLead, grace/4)
-	}
-	v.ReviewAt = j.reviewAt(v.Expires)
+	j.setTimes(&v)
 	return v
 }
 
@@ -96,11 +99,13 @@ func judgePlain(e Evidence, now Instant) Verdict {
 	case e.Server.pending():
 		v.Reachable = preflighting()
 	case e.Server.lost(defaultGrace, now.Mono):
-		v.Reachable = Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, e.Server.Failing.Error()}
+		v.Reachable = unreachable(e.Server.Failing)
+	case e.Server.Err == nil || apierrors.IsForbidden(e.Server.Err):
+		v.Reachable = connected()
 	case apierrors.IsUnauthorized(e.Server.Err):
 		v.Reachable = unauthorized()
-	default:
-		v.Reachable = connected()
+	default: // not found
+		v.Reachable = unreachable(errNoVersion)
 	}
 	if e.Server.Failing != nil && !e.Server.lost(defaultGrace, now.Mono) {
 		v.ReviewAt = e.Server.FailingSince + defaultGrace + 1
@@ -116,6 +121,10 @@ func connected() Finding {
 	return Finding{metav1.ConditionTrue, v1alpha1.ConnectedReason, "the API server answers"}
 }
 
+func unreachable(why error) Finding {
+	return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, clip(why.Error())}
+}
+
 func unauthorized() Finding {
 	return Finding{metav1.ConditionFalse, v1alpha1.UnauthorizedReason,
 		"the API server does not accept the credentials (401): renew the token or certificate in the kubeconfig"}
@@ -128,10 +137,14 @@ type judge struct {
 	now      Instant
 	// grace is how long an answer stands that cannot be confirmed.
 	grace time.Duration
+	// lead is how long before its expiry a Lease is read live.
+	lead time.Duration
+	// silent: the gate is closed because the target gave no answer that confirms the Lease's expiry.
+	silent bool
 }
 
 // reachable is judged by the Lease's read: it is served by the API server itself, without a CRD's
-// conversion webhook that could fail on its own.
+// conversion webhook that could fail on its own. It comes after readmissionGate.
 func (j *judge) reachable() Finding {
 	e := &j.evidence
 	for _, err := range []error{e.ClusterQueue.Err, e.AdmissionCheck.Err, e.Lease.Err} {
@@ -143,12 +156,10 @@ func (j *judge) reachable() Finding {
 		return preflighting()
 	}
 	if e.Lease.lost(j.grace, j.now.Mono) {
-		return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, e.Lease.Failing.Error()}
+		return unreachable(e.Lease.Failing)
 	}
-	if lease := e.Lease.Object; lease != nil {
-		if expires, ok := j.expires(lease); ok && j.unconfirmed(expires) {
-			return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, j.unconfirmedMessage()}
-		}
+	if j.silent {
+		return unreachable(j.silence())
 	}
 	return connected()
 }
@@ -170,47 +181,47 @@ func (j *judge) queueActive() Finding {
 	return Finding{metav1.ConditionTrue, v1alpha1.QueueActiveReason, fmt.Sprintf("ClusterQueue %s admits workloads", j.spec.ClusterQueue)}
 }
 
-// readmissionGate applies the four rules in order; the first that fails gives the reason. The second
-// value is the proof's expiry, zero where there is none.
-func (j *judge) readmissionGate() (Finding, time.Duration) {
+// readmissionGate applies the four rules in order; the first that fails gives the reason.
+func (j *judge) readmissionGate() Finding {
 	check := j.spec.AdmissionCheck
 
 	// 1. The ClusterQueue lists the AdmissionCheck for all its flavors.
 	queueRead := j.evidence.ClusterQueue
 	if f := unusable(j, &queueRead, clusterQueueKind, j.spec.ClusterQueue, v1alpha1.ClusterQueueNotFoundReason); f != nil {
-		return *f, 0
+		return *f
 	}
-	if f := listed(queueRead.Object, check); f != nil {
-		return *f, 0
+	if f := j.listed(queueRead.Object); f != nil {
+		return *f
 	}
 
 	// 2. The AdmissionCheck is dispatch's.
 	checkRead := j.evidence.AdmissionCheck
 	if f := unusable(j, &checkRead, admissionCheckKind, check, v1alpha1.AdmissionCheckNotFoundReason); f != nil {
-		return *f, 0
+		return *f
 	}
 	if got := checkRead.Object.Spec.ControllerName; got != j.spec.ControllerName {
-		return closed(v1alpha1.ForeignControllerReason, "AdmissionCheck %s belongs to controller %q, not to %q", check, clip(got), j.spec.ControllerName), 0
+		return closed(v1alpha1.ForeignControllerReason, "AdmissionCheck %s belongs to controller %q, not to %q", check, clip(got), j.spec.ControllerName)
 	}
 
 	// 3. The AdmissionCheck is active.
 	cond := meta.FindStatusCondition(checkRead.Object.Status.Conditions, kueue.AdmissionCheckActive)
 	if cond == nil {
-		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s has no condition Active: dispatch-admission has not taken it up", check), 0
+		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s has no condition Active: dispatch-admission has not taken it up", check)
 	}
 	if cond.Status != metav1.ConditionTrue {
-		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s is not active: %s: %s", check, clip(cond.Reason), clip(cond.Message)), 0
+		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s is not active: %s: %s", check, clip(cond.Reason), clip(cond.Message))
 	}
 
 	// 4. The Lease is held and freshly renewed.
 	leaseRead := j.evidence.Lease
 	if f := unusable(j, &leaseRead, leaseKind, j.spec.AdmissionLease.String(), v1alpha1.LeaseNotFoundReason); f != nil {
-		return *f, 0
+		return *f
 	}
 	return j.lease(leaseRead.Object)
 }
 
-func listed(queue *kueue.ClusterQueue, check string) *Finding {
+func (j *judge) listed(queue *kueue.ClusterQueue) *Finding {
+	check := j.spec.AdmissionCheck
 	found := false
 	covered := sets.New[kueue.ResourceFlavorReference]()
 	if strategy := queue.Spec.AdmissionChecksStrategy; strategy != nil {
@@ -226,13 +237,14 @@ func listed(queue *kueue.ClusterQueue, check string) *Finding {
 		}
 	}
 	if !found {
-		f := closed(v1alpha1.AdmissionCheckNotListedReason, "ClusterQueue %s does not list AdmissionCheck %s", queue.Name, check)
+		f := closed(v1alpha1.AdmissionCheckNotListedReason, "ClusterQueue %s does not list AdmissionCheck %s", j.spec.ClusterQueue, check)
 		return &f
 	}
 	var missing []string
 	for _, group := range queue.Spec.ResourceGroups {
 		for _, flavor := range group.Flavors {
-			if !covered.Has(flavor.Name) && !slices.Contains(missing, string(flavor.Name)) {
+			if !covered.Has(flavor.Name) {
+				covered.Insert(flavor.Name) // named once, if in two groups
 				missing = append(missing, string(flavor.Name))
 			}
 		}
@@ -241,85 +253,107 @@ func listed(queue *kueue.ClusterQueue, check string) *Finding {
 		return nil
 	}
 	f := closed(v1alpha1.AdmissionCheckPartialReason, "ClusterQueue %s lists AdmissionCheck %s, but not for all its flavors: %s left out",
-		queue.Name, check, clip(strings.Join(missing, ", ")))
+		j.spec.ClusterQueue, check, clip(strings.Join(missing, ", ")))
 	return &f
 }
 
 // lease applies the fourth rule. The messages are a contract, to the letter.
-func (j *judge) lease(lease *coordinationv1.Lease) (Finding, time.Duration) {
+func (j *judge) lease(lease *coordinationv1.Lease) Finding {
 	spec := lease.Spec
 	if spec.HolderIdentity == nil || *spec.HolderIdentity == "" {
-		return closed(v1alpha1.LeaseNotHeldReason, "the admission controller's Lease has no holder"), 0
+		return closed(v1alpha1.LeaseNotHeldReason, "the admission controller's Lease has no holder")
 	}
 	if spec.RenewTime == nil || spec.LeaseDurationSeconds == nil {
-		return closed(v1alpha1.LeaseNeverRenewedReason, "the admission controller's Lease has never been renewed"), 0
+		return closed(v1alpha1.LeaseNeverRenewedReason, "the admission controller's Lease has never been renewed")
 	}
-	duration := time.Duration(*spec.LeaseDurationSeconds) * time.Second
-	if ahead := spec.RenewTime.Sub(j.now.Wall); ahead > duration {
+	if ahead := spec.RenewTime.Sub(j.now.Wall); ahead > duration(lease) {
 		return closed(v1alpha1.ClockSkewReason,
 			"the admission controller's Lease was renewed %s in our future, beyond its duration of %s: the clock there or here is wrong",
-			roundUp(ahead), duration), 0
+			roundUp(ahead), duration(lease))
 	}
-	expires, _ := j.expires(lease)
+	expires := j.expires(lease)
 	if j.now.Mono <= expires {
 		return Finding{metav1.ConditionTrue, v1alpha1.ProvedReason,
-			fmt.Sprintf("the admission controller's Lease is held by %s and freshly renewed", clip(*spec.HolderIdentity))}, expires
+			fmt.Sprintf("the admission controller's Lease is held by %s and freshly renewed", clip(*spec.HolderIdentity))}
 	}
-	if j.unconfirmed(expires) {
-		return Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, j.unconfirmedMessage()}, 0
+	if !j.confirmed(expires) {
+		j.silent = true
+		return cannotBeRead(leaseKind, j.spec.AdmissionLease.String(), j.silence())
 	}
 	// Whichever clock says more: one may have been stepped.
 	age := max(j.now.Wall.Sub(spec.RenewTime.Time), j.now.Mono-j.evidence.Renewal.at)
-	return closed(v1alpha1.LeaseStaleReason, "the admission controller's Lease was last renewed %s ago, beyond %s", roundUp(age), window(lease)), 0
+	return closed(v1alpha1.LeaseStaleReason, "the admission controller's Lease was last renewed %s ago, beyond %s", roundUp(age), window(lease))
 }
 
-// expires is when the Lease ceases to prove that its holder lives: a window after renewTime by the wall
-// clocks, or a window after it was last seen to change by our own monotonic clock, whichever is earlier.
-func (j *judge) expires(lease *coordinationv1.Lease) (time.Duration, bool) {
-	if lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
-		return 0, false
-	}
+// expires is when a Lease that is not skewed ceases to prove that its holder lives: a window after
+// renewTime by the wall clocks, or a window after it was last seen to change by our own monotonic clock,
+// whichever is earlier.
+func (j *judge) expires(lease *coordinationv1.Lease) time.Duration {
 	byRule := j.now.Mono + lease.Spec.RenewTime.Add(window(lease)).Sub(j.now.Wall)
 	byRenewal := j.evidence.Renewal.at + window(lease)
-	return min(byRule, byRenewal), true
+	return min(byRule, byRenewal)
 }
 
-// unconfirmed: the proof has expired, and nothing read shortly before or after the expiry says whether
-// the controller is dead or the target is just out of reach.
-func (j *judge) unconfirmed(expires time.Duration) bool {
-	return j.now.Mono > expires && j.evidence.Lease.At < expires-min(maxConfirmLead, j.grace/4)
+// confirmed: an answer came so shortly before the Lease's expiry, or after it, that it tells whether the
+// controller is dead or the target is just out of reach.
+func (j *judge) confirmed(expires time.Duration) bool {
+	return j.evidence.Lease.At >= expires-j.lead
 }
 
-func (j *judge) unconfirmedMessage() string {
+// silence is why the Lease's expiry is not confirmed.
+func (j *judge) silence() error {
 	if failing := j.evidence.Lease.Failing; failing != nil {
-		return failing.Error()
+		return failing
 	}
-	return "the target gave no answer before the proof of its readmission gate expired"
+	return errSilent
 }
 
-// reviewAt is the earliest moment at which an answer that cannot be confirmed, or the proof, ends.
-func (j *judge) reviewAt(expires time.Duration) time.Duration {
-	var at time.Duration
-	earliest := func(t time.Duration) {
-		// One nanosecond more, because at the limit itself the answer still stands.
-		if t++; t > j.now.Mono && (at == 0 || t < at) {
-			at = t
+// setTimes says when the verdict ends by itself.
+func (j *judge) setTimes(v *Verdict) {
+	e := &j.evidence
+	// Until when the answers stand that cannot be confirmed.
+	var stands []time.Duration
+	stands = standsUntil(stands, &e.ClusterQueue, j)
+	stands = standsUntil(stands, &e.AdmissionCheck, j)
+	stands = standsUntil(stands, &e.Lease, j)
+
+	if until, ok := j.leaseSaysUntil(); ok {
+		if j.now.Mono <= until && !j.confirmed(until) {
+			v.ConfirmAt, v.ConfirmBy = until-j.lead, until
+		}
+		switch v.ReadmissionGate.Reason {
+		case v1alpha1.ProvedReason:
+			stands = append(stands, until)
+			v.Expires = slices.Min(stands)
+		case v1alpha1.ClockSkewReason:
+			stands = append(stands, until)
 		}
 	}
-	if expires != 0 {
-		earliest(expires)
+	if len(stands) > 0 {
+		// At the limit itself the verdict still stands.
+		v.ReviewAt = slices.Min(stands) + 1
 	}
-	e := &j.evidence
-	if e.ClusterQueue.Failing != nil {
-		earliest(e.ClusterQueue.FailingSince + j.grace)
+}
+
+func standsUntil[T any](stands []time.Duration, r *Read[T], j *judge) []time.Duration {
+	if r.Failing != nil && !r.lost(j.grace, j.now.Mono) {
+		return append(stands, r.FailingSince+j.grace)
 	}
-	if e.AdmissionCheck.Failing != nil {
-		earliest(e.AdmissionCheck.FailingSince + j.grace)
+	return stands
+}
+
+// leaseSaysUntil is the last moment at which the Lease says the same as now: fresh, or skewed.
+func (j *judge) leaseSaysUntil() (time.Duration, bool) {
+	lease := j.evidence.Lease.Object
+	if lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" ||
+		lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil {
+		return 0, false
 	}
-	if e.Lease.Failing != nil {
-		earliest(e.Lease.FailingSince + j.grace)
+	if skewed := lease.Spec.RenewTime.Add(-duration(lease)).Sub(j.now.Wall); skewed > 0 {
+		// What the target wrote may be so far off that the sum would overflow.
+		return j.now.Mono + min(skewed-1, math.MaxInt64-1-j.now.Mono), true
 	}
-	return at
+	return j.expires(lease), true
 }
 
 // kind is how messages speak of one of the three objects.
@@ -338,7 +372,7 @@ func unusable[T any](j *judge, r *Read[T], k kind, name, notFoundReason string) 
 	case r.pending():
 		f = preflighting()
 	case r.lost(j.grace, j.now.Mono):
-		f = Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, fmt.Sprintf("%s %s cannot be read: %s", k.name, name, r.Failing)}
+		f = cannotBeRead(k, name, r.Failing)
 	case r.Err == nil:
 		return nil
 	case apierrors.IsForbidden(r.Err):
@@ -365,12 +399,20 @@ func NotServed(err error) bool {
 	return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
+func cannotBeRead(k kind, name string, why error) Finding {
+	return Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, fmt.Sprintf("%s %s cannot be read: %s", k.name, name, clip(why.Error()))}
+}
+
 func closed(reason, format string, args ...any) Finding {
 	return Finding{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 }
 
+func duration(lease *coordinationv1.Lease) time.Duration {
+	return time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+}
+
 func window(lease *coordinationv1.Lease) time.Duration {
-	return windowFactor * time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second
+	return windowFactor * duration(lease)
 }
 
 // roundUp rounds up to the second, so that an age beyond a limit never reads as the limit itself.
@@ -382,10 +424,16 @@ func roundUp(d time.Duration) time.Duration {
 	}
 }
 
-// clip shortens text that the target wrote, so that it cannot swamp a status.
+// clip makes text that the target wrote fit for a status: it cannot swamp it, break the line or turn the
+// writing direction.
 func clip(s string) string {
 	if len(s) > maxQuote {
-		return strings.ToValidUTF8(s[:maxQuote], "") + "…"
+		s = strings.ToValidUTF8(s[:maxQuote], "") + "…"
 	}
-	return s
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, s)
 }

@@ -57,7 +57,8 @@ func apply(ctx context.Context, cluster *controlplane.Cluster, folders ...string
 			return err
 		}
 	}
-	return nil
+	_, err = cluster.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all")
+	return err
 }
 
 // Root is the folder of the checkout.

@@ -18,6 +18,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/controllers"
@@ -74,8 +75,11 @@ func run(ctx context.Context, flags *election.Flags, namespace string) error {
 		return err
 	}
 	targets := &clusters.Set{}
+	if err := metrics.Registry.Register(targets); err != nil {
+		return fmt.Errorf("registering the targets' metrics: %w", err)
+	}
 	connections := &controllers.TargetConnectionReconciler{
-		Client: mgr.GetClient(), Targets: targets, LocalConfig: mgr.GetConfig(), Namespace: namespace,
+		Client: mgr.GetClient(), Targets: targets, LocalConfig: config, Namespace: namespace,
 	}
 	if err := connections.SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("setting up the connections to targets: %w", err)

@@ -60,6 +60,9 @@ type Cluster struct {
 	identity   v1alpha1.ClusterIdentity
 	identified bool
 	snapshot   Snapshot
+	failures   map[string]uint64
+	began      time.Duration
+	preflight  time.Duration
 	review     *time.Timer
 	confirm    *time.Timer
 }
@@ -90,7 +93,7 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	c := &Cluster{
 		cfg: cfg, conn: conn, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
 		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),
-		polled: sets.New[string](),
+		polled: sets.New[string](), failures: map[string]uint64{}, began: Now().Mono,
 	}
 	c.mu.Lock()
 	c.review = time.AfterFunc(0, func() { c.update(func(*gate.Evidence, time.Duration) {}) })
@@ -168,6 +171,7 @@ func (c *Cluster) update(change func(e *gate.Evidence, now time.Duration)) {
 func (c *Cluster) rejudge(now gate.Instant) bool {
 	previous := c.snapshot
 	c.snapshot = c.judge(now)
+	c.settle(now.Mono)
 	schedule(c.review, c.snapshot.ReviewAt, now)
 	schedule(c.confirm, c.snapshot.ConfirmAt, now)
 	return !c.snapshot.says(previous)
@@ -288,6 +292,7 @@ func (c *Cluster) followIdentity() {
 		identity, err := c.conn.identify(c.ctx)
 		c.update(func(e *gate.Evidence, now time.Duration) {
 			c.identified = true
+			c.count(err)
 			switch {
 			case err == nil:
 				c.identity = identity

@@ -104,10 +104,16 @@ func readAndWatch[T any, P object[T]](c *Cluster, w *watched[T, P]) outcome {
 	case err == nil:
 		c.update(func(e *gate.Evidence, now time.Duration) { w.answer(e, got, nil, now) })
 	case !gate.IsAnswer(err):
-		c.update(func(e *gate.Evidence, now time.Duration) { w.fail(e, failure(describe(err)), now) })
+		c.update(func(e *gate.Evidence, now time.Duration) {
+			c.count(err)
+			w.fail(e, failure(describe(err)), now)
+		})
 		return noAnswer
 	default:
-		c.update(func(e *gate.Evidence, now time.Duration) { w.answer(e, nil, err, now) })
+		c.update(func(e *gate.Evidence, now time.Duration) {
+			c.count(err)
+			w.answer(e, nil, err, now)
+		})
 		if apierrors.IsUnauthorized(err) {
 			return noAnswer
 		}
@@ -131,7 +137,10 @@ func readAndWatch[T any, P object[T]](c *Cluster, w *watched[T, P]) outcome {
 	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
 		return watchEnded
 	case err != nil:
-		c.update(func(e *gate.Evidence, now time.Duration) { w.fail(e, failure(describe(err)), now) })
+		c.update(func(e *gate.Evidence, now time.Duration) {
+			c.count(err)
+			w.fail(e, failure(describe(err)), now)
+		})
 		return noAnswer
 	}
 	defer stream.Stop()

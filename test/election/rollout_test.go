@@ -10,6 +10,7 @@ import (
 
 // TestRollout replaces the leader in each of the ways in which that happens.
 func TestRollout(t *testing.T) {
+	t.Parallel()
 	t.Run("dispatch-admission, SIGTERM with a standby", func(t *testing.T) {
 		t.Parallel()
 		replaceAdmission(t, func(e *election, leader *replica) {

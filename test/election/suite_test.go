@@ -203,7 +203,8 @@ func (e *election) start(via func(*rest.Config), args ...string) *replica {
 	if via != nil {
 		via(config)
 	}
-	probes, metrics := freeAddress(e.t), freeAddress(e.t)
+	addresses := freeAddresses(e.t, 2)
+	probes, metrics := addresses[0], addresses[1]
 	args = append([]string{
 		"-lease-namespace=" + e.namespace,
 		"-health-probe-bind-address=" + probes,
@@ -299,13 +300,17 @@ func credentialID(token string) (string, error) {
 	return "JTI=" + claims.ID, err
 }
 
-// freeAddress is one that nobody listens on now.
-func freeAddress(t testing.TB) string {
+// freeAddresses are that many that nobody listens on now.
+func freeAddresses(t testing.TB, n int) []string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	addresses := make([]string, n)
+	for i := range addresses {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close() // after the last, so that none comes twice
+		addresses[i] = listener.Addr().String()
 	}
-	defer listener.Close()
-	return listener.Addr().String()
+	return addresses
 }

@@ -15,6 +15,7 @@ import (
 // the other is suspended in turn: whatever the first one still did as a leader
 // would show.
 func TestSuspendedLeader(t *testing.T) {
+	t.Parallel()
 	t.Run(admission, func(t *testing.T) {
 		t.Parallel()
 		resumeOldLeader(t, newElection(t, shared(t), admission))

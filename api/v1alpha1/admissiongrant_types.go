@@ -5,15 +5,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-const (
-	// AdmissionCountFinalizer keeps an AdmissionGrant for as long as its job exists: a grant that could
-	// be deleted would reset the count.
-	AdmissionCountFinalizer = "dispatch.dev/admission-count"
-	// WorkloadUIDAnnotation is the uid of the Workload that an AdmissionGrant was made for. A grant
-	// whose count is missing is counted anew from that Workload's history; another Workload's history
-	// is not the job's whole history, so then everything granted is taken as used.
-	WorkloadUIDAnnotation = "dispatch.dev/workload-uid"
-)
+// AdmissionCountFinalizer keeps an AdmissionGrant for as long as its job exists: a grant that could be
+// deleted would reset the count.
+const AdmissionCountFinalizer = "dispatch.dev/admission-count"
 
 // AdmissionGrantSpec says whose admissions are granted, and how many.
 //
@@ -155,6 +149,7 @@ type AccountedWorkload struct {
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.admissions) || (has(self.status) && has(self.status.admissions) && self.status.admissions >= oldSelf.status.admissions)",message="status.admissions can only grow: it counts the job's starts",fieldPath=".status"
 // +kubebuilder:resource:shortName=ag,categories=dispatch
 // +kubebuilder:printcolumn:name="Job",type=string,JSONPath=`.spec.jobRef.name`
 // +kubebuilder:printcolumn:name="Granted",type=integer,JSONPath=`.spec.admissions`

@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
+	dispatchv1alpha1 "github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/controllers"
 	"github.com/dispatch-dev/dispatch/internal/election"
 )
@@ -45,7 +46,9 @@ func run(ctx context.Context, flags *election.Flags, controllerName string) erro
 		return err
 	}
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, kueuev1beta2.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		clientgoscheme.AddToScheme, kueuev1beta2.AddToScheme, dispatchv1alpha1.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			return err
 		}

@@ -228,7 +228,7 @@ func TestClocks(t *testing.T) {
 		"gone and back unchanged is no renewal": func(t *testing.T, sc *scene) {
 			sc.stepOurs(-10 * s)
 			sc.passes(20 * s)
-			sc.e.SawLease(nil, err404(leases, "dispatch-admission"), sc.now.Mono)
+			sc.e.SawLease(&coordinationv1.Lease{}, err404(leases, "dispatch-admission"), sc.now.Mono)
 			sc.seen()
 			sc.provedFor(t, 10*s)
 		},

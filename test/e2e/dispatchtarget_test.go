@@ -28,7 +28,7 @@ import (
 // targetSecret is the Secret with the kubeconfig of the shared target.
 const targetSecret = "shared-target"
 
-var _ = Describe("A DispatchTarget", Ordered, func() {
+var _ = Describe("A DispatchTarget", Ordered, ContinueOnFailure, func() {
 	var admission *controlplane.Component
 
 	BeforeAll(func(ctx SpecContext) {
@@ -70,7 +70,7 @@ var _ = Describe("A DispatchTarget", Ordered, func() {
 			}
 			Expect(condition(ctx, "gpu-west", v1alpha1.ReadmissionGateCondition).Message).To(
 				ContainSubstring(*readLease(ctx, "dispatch-system", "dispatch-admission").Spec.HolderIdentity))
-			Expect(condition(ctx, "gpu-west", v1alpha1.QueueActiveCondition).Status).To(Equal(metav1.ConditionTrue))
+			Eventually(condition).WithArguments(ctx, "gpu-west", v1alpha1.QueueActiveCondition).Should(HaveField("Status", metav1.ConditionTrue))
 			var kubeSystem corev1.Namespace
 			Expect(targetClient.Get(ctx, client.ObjectKey{Name: "kube-system"}, &kubeSystem)).To(Succeed())
 			Expect(t.Status.Cluster).To(Equal(&v1alpha1.ClusterIdentity{UID: kubeSystem.UID, KubernetesVersion: "v1.37.2"}))

@@ -33,16 +33,10 @@ func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (ctrl.Manager, e
 		duration: f.LeaseDuration,
 		leases:   "/apis/coordination.k8s.io/v1/namespaces/" + f.LeaseNamespace + "/leases",
 	}
-	cfg := f.mainConfig(base)
-	cfg.Wrap(t.fence)
-
-	opts, err := f.managerOptions(base, opts)
+	cfg, opts, err := f.managerOptions(base, opts, t)
 	if err != nil {
 		return nil, err
 	}
-	opts.LeaderElectionConfig.Wrap(t.observe)
-	opts.LeaderElectionConfig.Wrap(t.fence)
-
 	mgr, err := ctrl.NewManager(cfg, opts)
 	if err != nil {
 		return nil, fmt.Errorf("making the manager: %w", err)
@@ -61,12 +55,18 @@ func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (ctrl.Manager, e
 	return mgr, nil
 }
 
-// managerOptions adds to opts what the flags say.
-func (f *Flags) managerOptions(base *rest.Config, opts ctrl.Options) (ctrl.Options, error) {
+// managerOptions returns the config and the options that say what the flags say,
+// both tied to the term.
+func (f *Flags) managerOptions(base *rest.Config, opts ctrl.Options, t *term) (*rest.Config, ctrl.Options, error) {
 	leaseConfig, err := LeaseConfig(base, f.RenewDeadline)
 	if err != nil {
-		return opts, err
+		return nil, opts, err
 	}
+	leaseConfig.Wrap(t.observe)
+	leaseConfig.Wrap(t.fence)
+	cfg := f.mainConfig(base)
+	cfg.Wrap(t.fence)
+
 	opts.LeaderElection = f.LeaderElect
 	opts.LeaderElectionConfig = leaseConfig
 	opts.LeaderElectionReleaseOnCancel = f.ReleaseOnCancel
@@ -81,7 +81,7 @@ func (f *Flags) managerOptions(base *rest.Config, opts ctrl.Options) (ctrl.Optio
 	// A standby has its caches synced before it stands for election, so that
 	// once it leads it decides at once.
 	opts.Controller.EnableWarmup = ptr.To(true)
-	return opts, nil
+	return cfg, opts, nil
 }
 
 // ready holds for the leader and for a warm standby alike: a rollout waits for

@@ -2,12 +2,14 @@ package election
 
 import (
 	"flag"
+	"net/http"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 )
@@ -22,7 +24,7 @@ func TestManagerOptionsSayWhatTheFlagsSay(t *testing.T) {
 				"-lease-namespace=elsewhere", "-lease-name=other",
 				"-lease-duration=30s", "-renew-deadline=20s", "-retry-period=4s",
 				"-health-probe-bind-address=127.0.0.1:1", "-metrics-bind-address=127.0.0.1:2")
-			opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{})
+			_, opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{}, &term{})
 			g.Expect(err).NotTo(HaveOccurred())
 			g.Expect(opts.LeaderElection).To(BeTrue())
 			g.Expect(opts.LeaderElectionReleaseOnCancel).To(Equal(process == "dispatch-manager"))
@@ -41,7 +43,7 @@ func TestManagerOptionsSayWhatTheFlagsSay(t *testing.T) {
 func TestManagerOptionsFollowTheManagersFlags(t *testing.T) {
 	g := NewWithT(t)
 	f := parse(t, ManagerFlags, "-leader-elect=false", "-leader-elect-release-on-cancel=false")
-	opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{})
+	_, opts, err := f.managerOptions(&rest.Config{Host: "https://example"}, ctrl.Options{}, &term{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(opts.LeaderElection).To(BeFalse())
 	g.Expect(opts.LeaderElectionReleaseOnCancel).To(BeFalse())
@@ -54,7 +56,7 @@ func TestManagerOptionsGiveTheLeaseItsOwnClient(t *testing.T) {
 	server := newRecorder(t)
 	base := server.config()
 	base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(0.001, 1)
-	opts, err := parse(t, AdmissionFlags).managerOptions(base, ctrl.Options{})
+	_, opts, err := parse(t, AdmissionFlags).managerOptions(base, ctrl.Options{}, &term{clock: clock.RealClock{}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(opts.LeaderElectionConfig).NotTo(BeNil())
 	g.Expect(opts.LeaderElectionConfig.RateLimiter).To(BeNil())
@@ -69,10 +71,38 @@ func TestManagerOptionsKeepWhatTheyWereGiven(t *testing.T) {
 	g := NewWithT(t)
 	given := ctrl.Options{}
 	given.Controller.SkipNameValidation = ptr.To(true)
-	opts, err := parse(t, AdmissionFlags).managerOptions(&rest.Config{Host: "https://example"}, given)
+	_, opts, err := parse(t, AdmissionFlags).managerOptions(&rest.Config{Host: "https://example"}, given, &term{})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(opts.Controller.SkipNameValidation).To(HaveValue(BeTrue()))
 	g.Expect(given.Controller.EnableWarmup).To(BeNil(), "the caller's options are left as they are")
+}
+
+// Both clients are tied to the one term: the Lease's begins it, and its end stops
+// the writes of both.
+func TestManagerOptionsTieBothClientsToTheTerm(t *testing.T) {
+	g := NewWithT(t)
+	f := newFixture()
+	server := newRecorder(t)
+	cfg, opts, err := parse(t, AdmissionFlags).managerOptions(server.config(), ctrl.Options{}, f.term)
+	g.Expect(err).NotTo(HaveOccurred())
+	put := func(cfg *rest.Config, path string) error {
+		via, err := rest.TransportFor(cfg)
+		g.Expect(err).NotTo(HaveOccurred())
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, cfg.Host+path, http.NoBody)
+		g.Expect(err).NotTo(HaveOccurred())
+		resp, err := via.RoundTrip(req)
+		if err != nil {
+			return err
+		}
+		return resp.Body.Close()
+	}
+	g.Expect(put(opts.LeaderElectionConfig, leasePath)).To(Succeed())
+	g.Expect(f.standing()).To(BeTrue())
+	g.Expect(put(cfg, "/work")).To(Succeed())
+
+	f.clock.Step(15 * time.Second)
+	g.Expect(put(cfg, "/work")).To(MatchError(ErrLeaseLost))
+	g.Expect(put(opts.LeaderElectionConfig, leasePath)).To(MatchError(ErrLeaseLost))
 }
 
 func TestMainClientHasOneSharedLimiterOnlyWhenAsked(t *testing.T) {

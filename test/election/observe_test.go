@@ -38,12 +38,12 @@ func (r *replica) leads() (bool, error) {
 }
 
 func (r *replica) ready() error {
-	_, err := fetch(r.probes + "/readyz")
+	_, err := fetch(r.probes + "/readyz/standing")
 	return err
 }
 
 func (r *replica) live() error {
-	_, err := fetch(r.probes + "/healthz")
+	_, err := fetch(r.probes + "/healthz/lease")
 	return err
 }
 

@@ -241,6 +241,7 @@ func (e *election) startLeader(via func(*rest.Config), args ...string) *replica 
 	r := e.start(via, args...)
 	NewWithT(e.t).Eventually(r.leads).WithTimeout(30*time.Second).WithPolling(100*time.Millisecond).Should(BeTrue(),
 		"a first process should lead at once")
+	NewWithT(e.t).Expect(r.live()).To(Succeed())
 	return r
 }
 
@@ -252,6 +253,7 @@ func (e *election) startStandby(via func(*rest.Config), args ...string) *replica
 	g.Eventually(r.ready).WithTimeout(30*time.Second).WithPolling(100*time.Millisecond).Should(Succeed(),
 		"a warm standby should be ready")
 	g.Expect(r.leads()).To(BeFalse(), "it should not lead")
+	g.Expect(r.live()).To(Succeed())
 	return r
 }
 

@@ -24,6 +24,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// patience is for a loaded machine.
+const patience = 30 * time.Second
+
 func clientset(t *testing.T, config *rest.Config) kubernetes.Interface {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(config)
@@ -64,10 +67,11 @@ metadata: {name: reader, namespace: default}
 		HaveField("ResponseStatus.Code", int32(403)),
 	)))
 
-	_, err = cluster.Kubectl(ctx, "create", "rolebinding", "reader",
-		"--clusterrole=view", "--serviceaccount=default:reader")
+	_, err = cluster.Kubectl(ctx, "create", "role", "reader", "--verb=list", "--resource=configmaps")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(list).WithArguments(config).Should(Succeed())
+	_, err = cluster.Kubectl(ctx, "create", "rolebinding", "reader", "--role=reader", "--serviceaccount=default:reader")
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Eventually(list, patience).WithArguments(config).Should(Succeed())
 
 	config.BearerToken += "x"
 	g.Expect(list(config)).To(Satisfy(apierrors.IsUnauthorized))
@@ -180,7 +184,7 @@ func TestClusterEndsWithItsProcess(t *testing.T) {
 
 	g.Expect(victim.Process.Kill()).To(Succeed())
 	g.Expect(victim.Wait()).NotTo(Succeed())
-	g.Eventually(func() bool { return alive(pids[0]) || alive(pids[1]) }).Should(BeFalse())
+	g.Eventually(func() bool { return alive(pids[0]) || alive(pids[1]) }, patience).Should(BeFalse())
 	g.Expect(os.RemoveAll(dir)).To(Succeed())
 }
 
@@ -239,7 +243,7 @@ subjects:
 		}, metav1.CreateOptions{})
 		return err
 	}
-	g.Eventually(create).WithArguments("free").Should(Succeed())
+	g.Eventually(create, patience).WithArguments("free").Should(Succeed())
 	blocks := true
 	g.Expect(create("owned", metav1.OwnerReference{
 		APIVersion: "v1", Kind: "Namespace", Name: "default", UID: "1", BlockOwnerDeletion: &blocks,

@@ -29,7 +29,9 @@
 //
 // Things take the time that they take in any cluster: an RBAC rule is seen some
 // milliseconds after it was written, and the garbage collector notices a new
-// CustomResourceDefinition within 30 s. So poll, with Eventually.
+// CustomResourceDefinition within 30 s. So poll, with Eventually. The aggregated
+// roles (view, edit, admin) are empty unless Options.Controllers has
+// clusterrole-aggregation-controller.
 //
 // # Breaking things
 //

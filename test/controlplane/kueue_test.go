@@ -63,21 +63,21 @@ func TestJobRunsThroughKueue(t *testing.T) {
 	}
 	g.Expect(cluster.ApplyYAML(ctx, []byte(queues))).To(Succeed())
 	g.Expect(cluster.ApplyYAML(ctx, []byte(job))).To(Succeed())
-	g.Eventually(get("job", "train", "-o", condition("Complete")), 30*time.Second).Should(Equal("True"))
+	g.Eventually(get("job", "train", "-o", condition("Complete")), patience).Should(Equal("True"))
 	g.Expect(get("workloads", "-o", `jsonpath={.items[*].status.admission.clusterQueue}`)()).To(Equal("batch"))
 	g.Expect(get("pods", "-o", `jsonpath={.items[*].status.phase}`)()).To(Equal("Succeeded Succeeded"))
 
 	// Owner references do something.
 	_, err := cluster.Kubectl(ctx, "delete", "job", "train", "--cascade=foreground")
 	g.Expect(err).NotTo(HaveOccurred())
-	g.Eventually(get("workloads,pods", "-o", "name"), 30*time.Second).Should(BeEmpty())
+	g.Eventually(get("workloads,pods", "-o", "name"), patience).Should(BeEmpty())
 
 	// Without Kueue its webhooks let nothing through, and it comes back.
 	cluster.Kueue.Stop()
 	g.Expect(cluster.ApplyYAML(ctx, []byte(job))).To(MatchError(ContainSubstring("kueue-webhook-service")))
 	g.Expect(cluster.Kueue.Start(ctx)).To(Succeed())
 	g.Expect(cluster.ApplyYAML(ctx, []byte(job))).To(Succeed())
-	g.Eventually(get("job", "train", "-o", condition("Complete")), 30*time.Second).Should(Equal("True"))
+	g.Eventually(get("job", "train", "-o", condition("Complete")), patience).Should(Equal("True"))
 }
 
 func TestPodRunsAsLongAsItsAnnotationSays(t *testing.T) {
@@ -106,8 +106,8 @@ spec:
 			return cluster.Kubectl(ctx, "get", "job", job, "-o", "jsonpath={.status.ready} {.status.succeeded}")
 		}
 	}
-	g.Eventually(status("short"), 30*time.Second).Should(Equal("0 1"))
-	g.Eventually(status("long"), 30*time.Second).Should(Equal("1 "))
+	g.Eventually(status("short"), patience).Should(Equal("0 1"))
+	g.Eventually(status("long"), patience).Should(Equal("1 "))
 }
 
 func TestConfigureKueue(t *testing.T) {
@@ -128,5 +128,5 @@ func TestConfigureKueue(t *testing.T) {
 	g.Expect(cluster.ApplyYAML(ctx, []byte(job))).To(Succeed())
 	g.Eventually(func() (string, error) {
 		return cluster.Kubectl(ctx, "get", "workloads", "-o", "jsonpath={.items[*].status.schedulingStats.evictions[*].reason}")
-	}, 30*time.Second).Should(Equal("PodsReadyTimeout"))
+	}, patience).Should(Equal("PodsReadyTimeout"))
 }

@@ -9,6 +9,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -124,8 +125,8 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 		c.running.Go(func() {
 			follow(c, &watched[coordinationv1.Lease, *coordinationv1.Lease]{
 				name: "Lease", key: c.leaseKey(), list: &coordinationv1.LeaseList{}, rewatch: c.rewatchLease,
-				answer: c.sawLease,
-				fail:   func(e *gate.Evidence, err error, now time.Duration) { e.Lease.Fail(err, now) },
+				older: olderLease, answer: c.sawLease,
+				fail: func(e *gate.Evidence, err error, now time.Duration) { e.Lease.Fail(err, now) },
 			})
 		})
 	}
@@ -223,6 +224,17 @@ func (c *Cluster) sawLease(e *gate.Evidence, lease *coordinationv1.Lease, err er
 	e.SawLease(lease, err, now)
 }
 
+// olderLease tells a Lease that is older than the one at hand. Taken for a change, it would count as a sign
+// of life.
+func olderLease(e *gate.Evidence, lease *coordinationv1.Lease) bool {
+	held := e.Lease.Object
+	if held == nil || held.UID != lease.UID {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(lease.ResourceVersion, held.ResourceVersion)
+	return err == nil && order < 0
+}
+
 // confirmLease reads the Lease live, shortly before what it proves expires, so that at the expiry it is
 // known whether the controller is dead or just the watch is. It tries until the expiry.
 func (c *Cluster) confirmLease() {
@@ -235,6 +247,9 @@ func (c *Cluster) confirmLease() {
 	defer c.running.Done()
 	remaining, seen := c.snapshot.ConfirmBy-Now().Mono, c.evidence.Lease.Object
 	c.mu.Unlock()
+	if remaining <= 0 {
+		return
+	}
 
 	ctx, cancel := context.WithTimeout(c.ctx, remaining)
 	defer cancel()

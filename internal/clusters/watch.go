@@ -53,8 +53,10 @@ type watched[T any, P object[T]] struct {
 	list client.ObjectList
 	// rewatch, if not nil, ends the present watch.
 	rewatch chan struct{}
-	answer  func(e *gate.Evidence, object *T, err error, now time.Duration)
-	fail    func(e *gate.Evidence, err error, now time.Duration)
+	// older, if not nil, tells a watch event that lags behind what was read beside the watch.
+	older  func(e *gate.Evidence, object *T) bool
+	answer func(e *gate.Evidence, object *T, err error, now time.Duration)
+	fail   func(e *gate.Evidence, err error, now time.Duration)
 }
 
 // follow reads an object and watches it from there, again and again until the cluster is closed. It is
@@ -160,7 +162,11 @@ func readAndWatch[T any, P object[T]](c *Cluster, w *watched[T, P]) outcome {
 			switch event.Type {
 			case watch.Added, watch.Modified:
 				if got, ok := event.Object.(P); ok {
-					c.update(func(e *gate.Evidence, now time.Duration) { w.answer(e, got, nil, now) })
+					c.update(func(e *gate.Evidence, now time.Duration) {
+						if w.older == nil || !w.older(e, got) {
+							w.answer(e, got, nil, now)
+						}
+					})
 				}
 			case watch.Deleted:
 				gone := apierrors.NewNotFound(schema.GroupResource{Resource: w.name}, w.key.Name)

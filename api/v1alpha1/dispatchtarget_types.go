@@ -54,6 +54,43 @@ type DispatchTargetSpec struct {
 	//
 	// +optional
 	ObserveOnly bool `json:"observeOnly,omitempty"`
+
+	// allowedNamespaces says which namespaces on the hub may send jobs to this target: a DispatchJob there
+	// amounts to creating that job in the namespace of the same name on the target. Default: None.
+	//
+	// +optional
+	// +kubebuilder:default={from: None}
+	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
+}
+
+// NamespacesFrom says how namespaces are chosen.
+//
+// +kubebuilder:validation:Enum=None;All;Selector
+type NamespacesFrom string
+
+const (
+	// NamespacesFromNone: no namespace.
+	NamespacesFromNone NamespacesFrom = "None"
+	// NamespacesFromAll: every namespace.
+	NamespacesFromAll NamespacesFrom = "All"
+	// NamespacesFromSelector: those whose labels match the selector.
+	NamespacesFromSelector NamespacesFrom = "Selector"
+)
+
+// AllowedNamespaces chooses namespaces on the hub.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.selector) == (has(self.from) && self.from == 'Selector')",message="selector goes with from: Selector, and with nothing else",fieldPath=".selector"
+type AllowedNamespaces struct {
+	// from is None, All or Selector. Default: None.
+	//
+	// +optional
+	// +kubebuilder:default=None
+	From NamespacesFrom `json:"from,omitempty"`
+
+	// selector matches the labels of namespaces, with from: Selector.
+	//
+	// +optional
+	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
 // KubeConfigSource names where the kubeconfig of a target cluster is kept.

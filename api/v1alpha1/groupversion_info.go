@@ -23,6 +23,7 @@ var (
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(GroupVersion,
 		&AdmissionGrant{}, &AdmissionGrantList{},
+		&DispatchJob{}, &DispatchJobList{},
 		&DispatchTarget{}, &DispatchTargetList{},
 	)
 	metav1.AddToGroupVersion(scheme, GroupVersion)

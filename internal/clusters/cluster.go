@@ -44,6 +44,7 @@ func Now() gate.Instant {
 type Cluster struct {
 	cfg      *rest.Config
 	conn     *connection
+	jobs     *jobConnection
 	kueue    *v1alpha1.KueueSpec
 	onChange func()
 	ctx      context.Context
@@ -90,9 +91,13 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	if err != nil {
 		return nil, err
 	}
+	jobs, err := connectJobs(cfg)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cluster{
-		cfg: cfg, conn: conn, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
+		cfg: cfg, conn: conn, jobs: jobs, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
 		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),
 		polled: sets.New[string](), failures: map[string]uint64{}, began: Now().Mono,
 	}
@@ -143,6 +148,7 @@ func (c *Cluster) Close() {
 	c.cancel()
 	c.running.Wait()
 	c.conn.closeAll()
+	c.jobs.closeAll()
 }
 
 // Snapshot judges what is known at this moment.

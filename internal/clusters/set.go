@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
@@ -14,7 +15,8 @@ import (
 type Set struct {
 	mu       sync.Mutex
 	members  map[string]*member
-	onChange func(name string)
+	onChange []func(name string)
+	onGrant  func(target string, job *types.NamespacedName)
 }
 
 // member is one target: either connected, or refused before anything was dialled.
@@ -25,21 +27,50 @@ type member struct {
 	refused gate.Verdict
 }
 
-// OnChange sets what is called, without blocking, with the name of each target whose Snapshot has
-// changed. Changes before it is set are not told.
+// OnChange adds what is called, without blocking, with the name of each target whose Snapshot has
+// changed. Changes before it is added are not told.
 func (s *Set) OnChange(f func(name string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.onChange = f
+	s.onChange = append(s.onChange, f)
 }
 
 func (s *Set) changed(name string) {
 	s.mu.Lock()
-	f := s.onChange
+	all := s.onChange
 	s.mu.Unlock()
-	if f != nil {
+	for _, f := range all {
 		f(name)
 	}
+}
+
+// OnGrant sets what is called, without blocking, when an AdmissionGrant on a target has changed, with the
+// name of its job, or with nil when any may have. Changes before it is set are not told.
+func (s *Set) OnGrant(f func(target string, job *types.NamespacedName)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onGrant = f
+}
+
+func (s *Set) grantChanged(target string, job *types.NamespacedName) {
+	s.mu.Lock()
+	f := s.onGrant
+	s.mu.Unlock()
+	if f != nil {
+		f(target, job)
+	}
+}
+
+// Cluster is the connection of a target, if the Set has it as this spec describes it. Nil: the target is
+// refused, or not connected yet.
+func (s *Set) Cluster(name string, spec v1alpha1.DispatchTargetSpec) *Cluster {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.members[name]
+	if m == nil || !sameTarget(m.spec, spec) {
+		return nil
+	}
+	return m.cluster
 }
 
 // Connect follows the target with cfg, in place of any earlier connection. It does nothing where the
@@ -59,6 +90,13 @@ func (s *Set) Connect(name string, spec v1alpha1.DispatchTargetSpec, version str
 	cluster, err := Connect(cfg, kueueSpec, func() { s.changed(name) })
 	if err != nil {
 		return err
+	}
+	if kueueSpec != nil {
+		cluster.running.Go(func() {
+			cluster.followGrants(
+				func(job types.NamespacedName) { s.grantChanged(name, &job) },
+				func() { s.grantChanged(name, nil) })
+		})
 	}
 	s.replace(name, &member{spec: spec, version: version, cluster: cluster})
 	return nil
@@ -111,7 +149,7 @@ func (s *Set) Snapshot(name string, spec v1alpha1.DispatchTargetSpec) (Snapshot,
 func (s *Set) Close() {
 	s.mu.Lock()
 	members := s.members
-	s.members, s.onChange = nil, nil
+	s.members, s.onChange, s.onGrant = nil, nil, nil
 	s.mu.Unlock()
 	for _, m := range members {
 		if m.cluster != nil {

@@ -54,7 +54,8 @@ func newHTTPClient(cfg *rest.Config) (client *http.Client, closeAll func(), err 
 	return newLimitedHTTPClient(cfg, defaultLimits)
 }
 
-func newLimitedHTTPClient(cfg *rest.Config, limits limits) (*http.Client, func(), error) {
+// change, if given, is the last to have a say in the transport.
+func newLimitedHTTPClient(cfg *rest.Config, limits limits, change ...func(*http.Transport)) (*http.Client, func(), error) {
 	if cfg.Transport != nil {
 		return nil, nil, errors.New("a client config with a transport of its own cannot be isolated: use WrapTransport or Dial")
 	}
@@ -97,6 +98,9 @@ func newLimitedHTTPClient(cfg *rest.Config, limits limits) (*http.Client, func()
 		// Never asked for, and so never undone: a small answer cannot become a large one. API servers
 		// compress only what is larger than 128 KiB.
 		DisableCompression: true,
+	}
+	for _, f := range change {
+		f(transport)
 	}
 	// Adds the bearer token, read anew from its file every minute if it has one, and the user agent.
 	roundTripper, err := rest.HTTPWrappersForConfig(cfg, &guard{next: transport, limits: limits})

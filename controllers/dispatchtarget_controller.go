@@ -113,8 +113,11 @@ func targetStatus(target *v1alpha1.DispatchTarget, snapshot clusters.Snapshot) *
 	if snapshot.Identity != (v1alpha1.ClusterIdentity{}) {
 		status.Cluster = &snapshot.Identity
 	}
-	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ReconcilingCondition)
-	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.StalledCondition)
+	for _, abnormal := range []string{v1alpha1.ReconcilingCondition, v1alpha1.StalledCondition} {
+		if meta.FindStatusCondition(conditions, abnormal) == nil {
+			meta.RemoveStatusCondition(&status.Conditions, abnormal)
+		}
+	}
 	for _, condition := range conditions {
 		condition.ObservedGeneration = target.Generation
 		meta.SetStatusCondition(&status.Conditions, condition)

@@ -75,7 +75,7 @@ func (r *DispatchTargetReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 	if !ok {
 		snapshot = clusters.Snapshot{Verdict: gate.Judge(target.Spec.Kueue, gate.Evidence{}, gate.Instant{})}
 	}
-	if snapshot.Reachable.Reason == v1alpha1.PreflightingReason && target.Status.ObservedGeneration == target.Generation {
+	if snapshot.Preflighting() && target.Status.ObservedGeneration == target.Generation {
 		// The first verdict of a new connection is about to come: a new leader's, or one by a rotated
 		// kubeconfig. Until then the last one stands in the status; nobody writes to a target by it.
 		return ctrl.Result{}, nil

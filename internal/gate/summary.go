@@ -8,6 +8,11 @@ import (
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 )
 
+// Preflighting tells that there is no verdict yet, because something was neither answered nor failed.
+func (v Verdict) Preflighting() bool {
+	return v.Reachable.Reason == v1alpha1.PreflightingReason || v.ReadmissionGate.Reason == v1alpha1.PreflightingReason
+}
+
 // Ready summarises a verdict in kstatus' sense, and says what dispatch may do with the target.
 // QueueActive has no part in it: cancelling and granting must work while a queue is held.
 func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {
@@ -18,10 +23,8 @@ func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {
 		{v1alpha1.ReachableCondition, v.Reachable},
 		{v1alpha1.ReadmissionGateCondition, v.ReadmissionGate},
 	}
-	for _, f := range forbidding {
-		if f.Reason == v1alpha1.PreflightingReason {
-			return v1alpha1.ModeObserveOnly, f.Finding
-		}
+	if v.Preflighting() {
+		return v1alpha1.ModeObserveOnly, preflighting()
 	}
 	if observeOnly {
 		return v1alpha1.ModeObserveOnly, Finding{metav1.ConditionTrue, v1alpha1.ObserveOnlyRequestedReason,

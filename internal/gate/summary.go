@@ -8,11 +8,6 @@ import (
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 )
 
-// Preflighting tells that there is no verdict yet, because something was neither answered nor failed.
-func (v Verdict) Preflighting() bool {
-	return v.Reachable.Reason == v1alpha1.PreflightingReason || v.ReadmissionGate.Reason == v1alpha1.PreflightingReason
-}
-
 // Ready summarises a verdict in kstatus' sense, and says what dispatch may do with the target.
 // QueueActive has no part in it: cancelling and granting must work while a queue is held.
 func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {

@@ -60,7 +60,7 @@ func Open(ctx context.Context, cfg *rest.Config, opts Options) (*Target, error) 
 		return nil, fmt.Errorf("opening a target: %w", err)
 	}
 	target := &Target{cluster: cluster, observeOnly: opts.ObserveOnly}
-	for cluster.Snapshot().Reachable.Reason == v1alpha1.PreflightingReason {
+	for cluster.Snapshot().Preflighting() {
 		select {
 		case <-news:
 		case <-ctx.Done():

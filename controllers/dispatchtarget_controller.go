@@ -75,7 +75,7 @@ func (r *DispatchTargetReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 	if !ok {
 		snapshot = clusters.Snapshot{Verdict: gate.Judge(target.Spec.Kueue, gate.Evidence{}, gate.Instant{})}
 	}
-	if snapshot.Reachable.Reason == v1alpha1.PreflightingReason && target.Status.ObservedGeneration == target.Generation {
+	if snapshot.Preflighting() && target.Status.ObservedGeneration == target.Generation {
 		// The first verdict of a new connection is about to come: a new leader's, or one by a rotated
 		// kubeconfig. Until then the last one stands in the status; nobody writes to a target by it.
 		return ctrl.Result{}, nil
@@ -113,8 +113,11 @@ func targetStatus(target *v1alpha1.DispatchTarget, snapshot clusters.Snapshot) *
 	if snapshot.Identity != (v1alpha1.ClusterIdentity{}) {
 		status.Cluster = &snapshot.Identity
 	}
-	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ReconcilingCondition)
-	meta.RemoveStatusCondition(&status.Conditions, v1alpha1.StalledCondition)
+	for _, abnormal := range []string{v1alpha1.ReconcilingCondition, v1alpha1.StalledCondition} {
+		if meta.FindStatusCondition(conditions, abnormal) == nil {
+			meta.RemoveStatusCondition(&status.Conditions, abnormal)
+		}
+	}
 	for _, condition := range conditions {
 		condition.ObservedGeneration = target.Generation
 		meta.SetStatusCondition(&status.Conditions, condition)

@@ -129,7 +129,7 @@ func (c *Cluster) count(err error) {
 
 // settle notes how long the first verdict took. c.mu is held.
 func (c *Cluster) settle(now time.Duration) {
-	if c.preflight == 0 && c.snapshot.Reachable.Reason != v1alpha1.PreflightingReason {
+	if c.preflight == 0 && !c.snapshot.Preflighting() {
 		c.preflight = now - c.began
 	}
 }

@@ -74,6 +74,16 @@ type Verdict struct {
 	ReviewAt time.Duration
 }
 
+// Preflighting tells whether some of the evidence is still to come.
+func (v Verdict) Preflighting() bool {
+	for _, f := range []Finding{v.Reachable, v.QueueActive, v.ReadmissionGate} {
+		if f.Reason == v1alpha1.PreflightingReason {
+			return true
+		}
+	}
+	return false
+}
+
 // Judge applies the rules. A nil kueueSpec is plain mode, which needs no gate.
 func Judge(kueueSpec *v1alpha1.KueueSpec, e Evidence, now Instant) Verdict {
 	if kueueSpec == nil {

@@ -18,10 +18,8 @@ func (v Verdict) Ready(observeOnly bool) (v1alpha1.Mode, Finding) {
 		{v1alpha1.ReachableCondition, v.Reachable},
 		{v1alpha1.ReadmissionGateCondition, v.ReadmissionGate},
 	}
-	for _, f := range forbidding {
-		if f.Reason == v1alpha1.PreflightingReason {
-			return v1alpha1.ModeObserveOnly, f.Finding
-		}
+	if v.Preflighting() {
+		return v1alpha1.ModeObserveOnly, preflighting()
 	}
 	if observeOnly {
 		return v1alpha1.ModeObserveOnly, Finding{metav1.ConditionTrue, v1alpha1.ObserveOnlyRequestedReason,

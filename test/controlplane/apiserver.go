@@ -58,7 +58,9 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.client, err = kubernetes.NewForConfig(c.Config()); err != nil {
+	config := c.Config()
+	config.WarningHandler = rest.NoWarnings{} // of the deprecated version in Kueue's readiness probe
+	if c.client, err = kubernetes.NewForConfig(config); err != nil {
 		return err
 	}
 	kubeconfig, err := Kubeconfig(c.Config())

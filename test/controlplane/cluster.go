@@ -165,13 +165,7 @@ func (c *Cluster) WriteLogs(w io.Writer) error {
 
 // component makes a part that can be started.
 func (c *Cluster) component(name string, ready func(context.Context) error, args ...string) *Component {
-	component := &Component{
-		name:  name,
-		path:  c.files[name],
-		args:  append(args, c.options.Args[name]...),
-		logs:  c.LogDir(),
-		ready: ready,
-	}
+	component := NewComponent(name, c.files[name], append(args, c.options.Args[name]...), c.LogDir(), ready)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.components = append(c.components, component)

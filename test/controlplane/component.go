@@ -41,6 +41,13 @@ type Component struct {
 	ended chan struct{} // closed once cmd has ended
 }
 
+// NewComponent describes a further process beside the cluster's own, such as the
+// program under test, with its log in the folder logDir. Whoever starts it stops
+// it.
+func NewComponent(name, path string, args []string, logDir string, ready func(context.Context) error) *Component {
+	return &Component{name: name, path: path, args: args, logs: logDir, ready: ready}
+}
+
 // Name is that of the program.
 func (c *Component) Name() string { return c.name }
 
@@ -74,6 +81,17 @@ func (c *Component) PID() int {
 		return 0
 	}
 	return c.cmd.Process.Pid
+}
+
+// ExitCode is that of the last process: -1 if a signal ended it, or if it has
+// not ended.
+func (c *Component) ExitCode() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cmd == nil || c.running() {
+		return -1
+	}
+	return c.cmd.ProcessState.ExitCode()
 }
 
 // Start starts the component and waits until it is ready. It does nothing if

@@ -87,10 +87,7 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	Expect(kube.Create(ctx, kueuejobs.AdmissionCheck(kueuejobs.Check, dispatchv1alpha1.DefaultControllerName))).To(Succeed())
 	other := kueuejobs.AdmissionCheck(kueuejobs.OtherCheck, "example.com/other")
 	Expect(kube.Create(ctx, other)).To(Succeed())
-	meta.SetStatusCondition(&other.Status.Conditions, metav1.Condition{
-		Type: kueuev1beta2.AdmissionCheckActive, Status: metav1.ConditionTrue, Reason: "Active", Message: "for tests",
-	})
-	Expect(kube.Status().Update(ctx, other)).To(Succeed())
+	setActive(ctx, other)
 	for name, value := range map[string]int32{"low": 1, "high": 100} {
 		Expect(kube.Create(ctx, &kueuev1beta2.WorkloadPriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: value})).To(Succeed())
 	}
@@ -150,6 +147,16 @@ func (s site) submit(ctx context.Context, name string, runs time.Duration, chang
 
 func priority(class string) func(*batchv1.Job) {
 	return func(job *batchv1.Job) { job.Labels[kueuejobs.PriorityLabel] = class }
+}
+
+// setActive does for a check of the tests' own what its controller would do.
+func setActive(ctx context.Context, check *kueuev1beta2.AdmissionCheck) {
+	GinkgoHelper()
+	before := check.DeepCopy()
+	meta.SetStatusCondition(&check.Status.Conditions, metav1.Condition{
+		Type: kueuev1beta2.AdmissionCheckActive, Status: metav1.ConditionTrue, Reason: "Active", Message: "for tests",
+	})
+	Expect(kube.Status().Patch(ctx, check, client.MergeFrom(before))).To(Succeed())
 }
 
 // workload is the Job's Workload, or nil.

@@ -16,6 +16,8 @@ type Options struct {
 	// Kueue describes the readmission gate; fields left out get the defaults that the CRD gives them.
 	// Default: nil, which is plain mode, without queue and gate.
 	Kueue *v1alpha1.KueueSpec
+	// Name is what jobs are marked with, in v1alpha1.TargetAnnotation. Default: they are not marked with any.
+	Name string
 	// ObserveOnly makes the target observe-only whatever the gate says. Default: false.
 	ObserveOnly bool
 }
@@ -33,7 +35,13 @@ type Result struct {
 // Target is an open connection to one target cluster. Its methods may be called from several goroutines.
 type Target struct {
 	cluster     *clusters.Cluster
+	name        string
 	observeOnly bool
+}
+
+// Over is a Target over a connection that is open already and that its owner closes.
+func Over(cluster *clusters.Cluster, name string, observeOnly bool) *Target {
+	return &Target{cluster: cluster, name: name, observeOnly: observeOnly}
 }
 
 // Open connects to the cluster behind cfg and returns once preflight has its first verdict, which for a
@@ -59,7 +67,7 @@ func Open(ctx context.Context, cfg *rest.Config, opts Options) (*Target, error) 
 	if err != nil {
 		return nil, fmt.Errorf("opening a target: %w", err)
 	}
-	target := &Target{cluster: cluster, observeOnly: opts.ObserveOnly}
+	target := Over(cluster, opts.Name, opts.ObserveOnly)
 	for cluster.Snapshot().Preflighting() {
 		select {
 		case <-news:

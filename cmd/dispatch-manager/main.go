@@ -90,5 +90,11 @@ func run(ctx context.Context, flags *election.Flags, namespace string) error {
 	if err := statuses.SetupWithManager(mgr); err != nil {
 		return fmt.Errorf("setting up the DispatchTarget controller: %w", err)
 	}
+	jobs := &controllers.DispatchJobReconciler{
+		Client: mgr.GetClient(), Targets: targets, Recorder: mgr.GetEventRecorder("dispatch-manager"),
+	}
+	if err := jobs.SetupWithManager(mgr); err != nil {
+		return fmt.Errorf("setting up the DispatchJob controller: %w", err)
+	}
 	return mgr.Start(ctx)
 }

@@ -39,6 +39,11 @@ func Hub(ctx context.Context, cluster *controlplane.Cluster) error {
 	return apply(ctx, cluster, "config/rbac/manager")
 }
 
+// TargetWrite lets the hub send jobs to a target, too.
+func TargetWrite(ctx context.Context, cluster *controlplane.Cluster) error {
+	return apply(ctx, cluster, "config/rbac/target-write")
+}
+
 // Target installs what a target needs: CRDs, the roles of dispatch-admission, and those of the hub.
 func Target(ctx context.Context, cluster *controlplane.Cluster) error {
 	return apply(ctx, cluster, "config/rbac/admission", "config/rbac/target")

@@ -21,7 +21,7 @@ func TestAssess(t *testing.T) {
 	proved := gate.Finding{Status: metav1.ConditionTrue, Reason: v1alpha1.ProvedReason}
 	stale := gate.Finding{Status: metav1.ConditionFalse, Reason: v1alpha1.LeaseStaleReason, Message: "stale"}
 	is := func(conditionType string, status metav1.ConditionStatus, ago time.Duration) metav1.Condition {
-		return metav1.Condition{Type: conditionType, Status: status, Reason: "R", LastTransitionTime: metav1.NewTime(now.Add(-ago))}
+		return metav1.Condition{Type: conditionType, Status: status, Reason: "R", Message: "M", LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 	}
 	yes := func(conditionType string) metav1.Condition { return is(conditionType, metav1.ConditionTrue, time.Second) }
 	workload := func(check kueue.CheckState, conditions ...metav1.Condition) *kueue.Workload {
@@ -65,7 +65,7 @@ func TestAssess(t *testing.T) {
 		{"stuck in an eviction", observed{job: job(), workload: workload(kueue.CheckStatePending, yes(kueue.WorkloadQuotaReserved), is(kueue.WorkloadEvicted, metav1.ConditionTrue, 61*time.Second))}, v1alpha1.JobEvicted, v1alpha1.EvictionStuckReason},
 		{"moved to another queue", observed{job: job(func(j *unstructured.Unstructured) { j.SetLabels(map[string]string{queueLabel: "open"}) })}, v1alpha1.JobQueued, v1alpha1.MovedQueueReason},
 		{"finished by its own word, before Kueue's", observed{job: job(complete, deleted), workload: workload(kueue.CheckStateReady, yes(kueue.WorkloadAdmitted))}, v1alpha1.JobSucceeded, v1alpha1.JobSucceededReason},
-		{"gone, and finished by its grant's word", observed{grant: grant(1, 1, metav1.Condition{Type: kueue.WorkloadFinished, Status: metav1.ConditionTrue, Reason: kueue.WorkloadFinishedReasonFailed})}, v1alpha1.JobFailed, v1alpha1.JobFailedReason},
+		{"gone, and finished by its grant's word", observed{grant: grant(1, 1, metav1.Condition{Type: kueue.WorkloadFinished, Status: metav1.ConditionTrue, Reason: kueue.WorkloadFinishedReasonFailed, Message: "M"})}, v1alpha1.JobFailed, v1alpha1.JobFailedReason},
 		{"deleted by somebody else", observed{job: job(deleted), workload: workload(kueue.CheckStateReady, yes(kueue.WorkloadAdmitted))}, v1alpha1.JobFailed, v1alpha1.JobDeletedReason},
 		{"plain mode", observed{plain: true, job: job()}, v1alpha1.JobRunning, v1alpha1.RunningReason},
 	} {

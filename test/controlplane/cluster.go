@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/dispatch-dev/dispatch/test/controlplane/binaries"
+	"github.com/dispatch-dev/dispatch/test/controlplane/ports"
 )
 
 const (
@@ -174,7 +175,7 @@ func (c *Cluster) component(name string, ready func(context.Context) error, args
 
 // port reserves one until the cluster is stopped.
 func (c *Cluster) port() (int, error) {
-	port, release, err := reservePort()
+	port, release, err := ports.Reserve()
 	if err != nil {
 		return 0, err
 	}

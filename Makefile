@@ -48,7 +48,8 @@ lint: ## Run golangci-lint.
 	$(GOLANGCI_LINT) run
 
 .PHONY: verify
-verify: generate manifests ## Fail where committed generated files are stale.
+verify: generate manifests ## Fail where committed generated files, or go.mod, are stale.
+	go mod tidy -diff
 	@stale=$$(git status --porcelain -- api config/crd); \
 	if [[ -n $$stale ]]; then \
 		printf 'stale; run "make generate manifests" and commit:\n%s\n' "$$stale" >&2; \

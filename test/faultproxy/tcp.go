@@ -42,6 +42,9 @@ type Conn struct {
 	Number int
 	// Client is the address that the connection comes from.
 	Client net.Addr
+	// Upstream is the address that the target sees it come from. Nil until the
+	// target has been dialled, and so in a rule for new connections.
+	Upstream net.Addr
 }
 
 // Rule says what happens to each connection.
@@ -121,7 +124,7 @@ func (p *TCP) Existing(rule Rule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for l := range p.open {
-		l.set(rule(l.conn))
+		l.set(rule(l.seen()))
 	}
 }
 
@@ -206,14 +209,20 @@ func (p *TCP) accept(listener net.Listener) {
 
 // link is a client's connection and the one to the target that belongs to it.
 type link struct {
-	conn   Conn
 	client net.Conn
 
 	mu      sync.Mutex
+	conn    Conn
 	server  net.Conn // nil until it is dialled
 	fault   Fault
 	changed chan struct{} // closed and replaced when fault changes
 	ended   chan struct{} // closed when the link is cut
+}
+
+func (l *link) seen() Conn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn
 }
 
 func (l *link) set(fault Fault) {
@@ -256,6 +265,7 @@ func (l *link) serve(target string) {
 	}
 	l.mu.Lock()
 	l.server = server
+	l.conn.Upstream = server.LocalAddr()
 	select {
 	case <-l.ended: // while it was dialled
 		reset(server)

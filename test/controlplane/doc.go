@@ -42,7 +42,8 @@
 // # What is left
 //
 // Nothing runs on after Stop, nor after a failed Start, nor, on Linux, after the
-// test process has ended in whatever way. The folder of a cluster is removed,
-// but for the logs of a failed test. To keep the logs of every cluster, set
-// DISPATCH_CONTROLPLANE_KEEP_LOGS.
+// test process has ended in whatever way. The folder of a cluster, in the
+// temporary folder, is removed but for the logs of a failed test; if the process
+// was killed, by the next start of a cluster. To keep the logs of every cluster,
+// set DISPATCH_CONTROLPLANE_KEEP_LOGS.
 package controlplane

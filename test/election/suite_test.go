@@ -263,7 +263,13 @@ func (e *election) work(name string) (done func() (bool, error)) {
 	e.t.Helper()
 	ctx := e.t.Context()
 	if e.program == manager {
-		target := &v1alpha1.DispatchTarget{ObjectMeta: metav1.ObjectMeta{Name: e.namespace + "-" + name}}
+		// A Secret that does not exist is a verdict at once, without a connection.
+		target := &v1alpha1.DispatchTarget{
+			ObjectMeta: metav1.ObjectMeta{Name: e.namespace + "-" + name},
+			Spec: v1alpha1.DispatchTargetSpec{KubeConfig: &v1alpha1.KubeConfigSource{
+				SecretRef: &v1alpha1.KubeConfigSecretReference{Name: "missing"},
+			}},
+		}
 		if err := e.client.Create(ctx, target); err != nil {
 			e.t.Fatal(err)
 		}

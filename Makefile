@@ -14,6 +14,8 @@ TEST_PARALLEL ?= 1
 TEST_TIMEOUT ?= 30m
 # Further arguments for `go test`, as in: make test-unit TESTARGS='-run TestVerdict -v'
 TESTARGS ?=
+# How often each job of the soak test is evicted and readmitted.
+ROUNDS ?= 200
 # Arguments for the demo, as in: make demo ARGS=--once
 ARGS ?=
 
@@ -83,6 +85,10 @@ test-unit: cluster ## Run the tests beside the code, those against a bare API se
 .PHONY: test-cluster
 test-cluster: cluster ## Run the tests that start whole clusters.
 	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
+
+.PHONY: soak
+soak: cluster ## Evict and readmit jobs under crashes for a long time; ROUNDS says how long.
+	go test -timeout 0 -count 1 -v ./test/soak -rounds $(ROUNDS)
 
 .PHONY: bench
 bench: cluster ## Run the benchmarks.

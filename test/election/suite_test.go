@@ -227,8 +227,14 @@ func (e *election) start(via func(*rest.Config), args ...string) *replica {
 	}
 	e.t.Cleanup(func() {
 		component.Kill()
+		text, err := os.ReadFile(component.LogPath())
+		if err != nil {
+			e.t.Error(err)
+		}
+		if strings.Contains(string(text), "forbidden") {
+			e.t.Error("the program lacks a permission")
+		}
 		if e.t.Failed() {
-			text, _ := os.ReadFile(component.LogPath()) // the failure is told already
 			e.t.Logf("--- %s\n%s", component.LogPath(), text)
 		}
 	})

@@ -37,7 +37,7 @@ func newStandIn(t *testing.T) *standIn {
 	s := &standIn{}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.served.Add(1)
-		fmt.Fprintf(w, "%s %s", r.Method, r.Header.Get("Authorization"))
+		_, _ = fmt.Fprintf(w, "%s %s", r.Method, r.Header.Get("Authorization"))
 	}))
 	t.Cleanup(server.Close)
 	upstream := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{

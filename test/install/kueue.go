@@ -8,6 +8,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -16,8 +17,11 @@ import (
 	"github.com/dispatch-dev/dispatch/test/controlplane/binaries"
 )
 
-// KueueCRDs installs Kueue's API without Kueue, for tests that write themselves what Kueue would. It leaves
-// the conversion out, which would need Kueue's webhook.
+// preflightCRDs are the kinds of Kueue's that preflight reads. The others cost an API server seconds.
+var preflightCRDs = []string{"clusterqueues.kueue.x-k8s.io", "admissionchecks.kueue.x-k8s.io"}
+
+// KueueCRDs installs what preflight reads of Kueue's API, without Kueue, for tests that write themselves what
+// Kueue would. It leaves the conversion out, which would need Kueue's webhook.
 func KueueCRDs(ctx context.Context, cluster *controlplane.Cluster) error {
 	files, err := binaries.Ensure(ctx, log.New(os.Stderr, "install: ", 0), binaries.KueueManifests)
 	if err != nil {
@@ -36,7 +40,7 @@ func KueueCRDs(ctx context.Context, cluster *controlplane.Cluster) error {
 		} else if err != nil {
 			return fmt.Errorf("reading Kueue's manifests: %w", err)
 		}
-		if object.GetKind() != "CustomResourceDefinition" {
+		if object.GetKind() != "CustomResourceDefinition" || !slices.Contains(preflightCRDs, object.GetName()) {
 			continue
 		}
 		unstructured.RemoveNestedField(object.Object, "spec", "conversion")
@@ -50,6 +54,6 @@ func KueueCRDs(ctx context.Context, cluster *controlplane.Cluster) error {
 	if err := cluster.ApplyYAML(ctx, crds.Bytes()); err != nil {
 		return err
 	}
-	_, err = cluster.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all")
+	_, err = cluster.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=2m", "crd", "--all")
 	return err
 }

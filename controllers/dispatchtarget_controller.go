@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -84,7 +85,10 @@ func (r *DispatchTargetReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 	if equality.Semantic.DeepEqual(*status, target.Status) {
 		return ctrl.Result{}, nil
 	}
-	if err := r.writeStatus(ctx, &target, status); err != nil {
+	if err := r.writeStatus(ctx, &target, status); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// The cache lags behind. What it has yet to tell brings us back here.
+		return ctrl.Result{}, nil
+	} else if err != nil {
 		return ctrl.Result{}, err
 	}
 	r.announce(ctx, &target, status)

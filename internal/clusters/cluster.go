@@ -7,12 +7,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -92,7 +94,8 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	// client-go would log each try at a target that is broken. The status and the metrics tell of it.
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	c := &Cluster{
 		cfg: cfg, conn: conn, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
 		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),

@@ -118,7 +118,11 @@ func TestTheFirstVerdictIsWhole(t *testing.T) {
 	hold.arm()
 	c := f.connect(cfg, f.spec())
 	f.Eventually(hold.held).Should(Receive())
-	f.Eventually(c.leaseVersion).ShouldNot(BeEmpty())
+	f.Eventually(func() bool {
+		c.Cluster.mu.Lock()
+		defer c.Cluster.mu.Unlock()
+		return c.identified && c.evidence.Lease.Object != nil && c.evidence.ClusterQueue.Object != nil
+	}).Should(BeTrue())
 	preflighting := HaveField("Reason", v1alpha1.PreflightingReason)
 	f.Expect(c.Snapshot()).To(HaveField("Verdict", And(
 		HaveField("Reachable", preflighting), HaveField("QueueActive", preflighting), HaveField("ReadmissionGate", preflighting))))

@@ -69,6 +69,8 @@ type fleet interface {
 	lastRenewal(i int) time.Time
 	// revive begins them again.
 	revive()
+	// renewals is how many there were so far: on a busy machine they fall behind.
+	renewals() int64
 }
 
 // target is one of them, as the hub knows it.
@@ -123,7 +125,7 @@ func measure(b *testing.B, against string, f fleet) {
 	began := time.Now()
 	start(b, process)
 	t.baseline = usageOf{start: time.Since(began)}
-	t.baseline.steady(b, process)
+	t.baseline.steady(b, process, f)
 	process.Stop()
 
 	process = newManager(b, folder, hub.cluster)
@@ -132,7 +134,7 @@ func measure(b *testing.B, against string, f fleet) {
 	proved := hub.wait(b, process, metav1.ConditionTrue)
 	t.manager = usageOf{start: slices.MaxFunc(slices.Collect(maps.Values(proved)), time.Time.Compare).Sub(began)}
 	t.startWrites = hub.writes(b, began, time.Now().Add(settling))
-	steady := t.manager.steady(b, process)
+	steady := t.manager.steady(b, process, f)
 	t.steadyWrites = hub.writes(b, steady, time.Now())
 	if t.steadyWrites.statuses+t.steadyWrites.events+t.steadyWrites.others != 0 {
 		b.Errorf("writes to the hub in the steady state: %+v", t.steadyWrites)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ type realFleet struct {
 	// renewed is when each Lease was last renewed, each for one goroutine until kill has ended them.
 	renewed []time.Time
 	stop    func()
+	count   atomic.Int64
 }
 
 func newRealFleet(b *testing.B, targets int) *realFleet {
@@ -138,9 +140,12 @@ func (f *realFleet) renew(ctx context.Context, i int) error {
 		return err
 	}
 	f.renewed[i] = now.Time
+	f.count.Add(1)
 	return nil
 }
 
 func (f *realFleet) kill() { f.stop() }
+
+func (f *realFleet) renewals() int64 { return f.count.Load() }
 
 func (f *realFleet) lastRenewal(i int) time.Time { return f.renewed[i] }

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +50,7 @@ type standin struct {
 	address  string
 	clusters []*standinCluster
 	stop     func()
+	renewed  atomic.Int64
 }
 
 // standinCluster is one of them.
@@ -173,12 +175,15 @@ func (s *standin) revive() {
 			// A ticker drops ticks on a busy machine.
 			for due := int(time.Since(began) * time.Duration(len(s.clusters)) / renewPeriod); done < due; done++ {
 				s.clusters[done%len(s.clusters)].renew()
+				s.renewed.Add(1)
 			}
 		}
 	}()
 }
 
 func (s *standin) kill() { s.stop() }
+
+func (s *standin) renewals() int64 { return s.renewed.Load() }
 
 func (s *standin) lastRenewal(i int) time.Time { return s.clusters[i].lease.Spec.RenewTime.Time }
 

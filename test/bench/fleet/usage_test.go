@@ -21,16 +21,18 @@ type usageOf struct {
 	// cpu is what it used within the window, memory what was resident at the end of it.
 	cpu    time.Duration
 	memory int64
+	// renewals is how many there were within the window, of all targets.
+	renewals int64
 }
 
 // steady measures the steady state, and says when that began.
-func (u *usageOf) steady(b *testing.B, process *controlplane.Component) time.Time {
+func (u *usageOf) steady(b *testing.B, process *controlplane.Component, f fleet) time.Time {
 	b.Helper()
 	time.Sleep(settling)
 	began := time.Now()
-	before := cpuTime(b, process.PID())
+	before, renewals := cpuTime(b, process.PID()), f.renewals()
 	time.Sleep(*window)
-	u.cpu = cpuTime(b, process.PID()) - before
+	u.cpu, u.renewals = cpuTime(b, process.PID())-before, f.renewals()-renewals
 	u.memory = residentMemory(b, process.PID())
 	return began
 }
@@ -111,6 +113,9 @@ func (t *table) report(b *testing.B) {
 	memory := func(u usageOf) float64 { // KiB per target
 		return float64(u.memory) / float64(t.targets) / 1024
 	}
+	renewals := func(u usageOf) string {
+		return fmt.Sprintf("%.1f", float64(u.renewals)/float64(t.targets)/t.window.Minutes())
+	}
 	p50, p99 := percentile(t.overshoot, 50), percentile(t.overshoot, 99)
 	hub50, hub99 := percentile(t.deathWrites.took, 50), percentile(t.deathWrites.took, 99)
 	cpuRatio, memoryRatio := cpu(t.manager)/cpu(t.baseline), memory(t.manager)/memory(t.baseline)
@@ -122,6 +127,7 @@ func (t *table) report(b *testing.B) {
 	row(t.title, "dispatch-manager", "baseline", "ratio")
 	row("---", "---", "---", "---")
 	row("CPU per target and minute", fmt.Sprintf("%.2f ms", cpu(t.manager)), fmt.Sprintf("%.2f ms", cpu(t.baseline)), fmt.Sprintf("%.2f", cpuRatio))
+	row("Lease renewals per target and minute", renewals(t.manager), renewals(t.baseline), "")
 	row("memory per target", fmt.Sprintf("%.0f KiB", memory(t.manager)), fmt.Sprintf("%.0f KiB", memory(t.baseline)), fmt.Sprintf("%.2f", memoryRatio))
 	row("start to the last verdict; baseline: to the last watch", seconds(t.manager.start), seconds(t.baseline.start), "")
 	row("hub writes per minute in the steady state", fmt.Sprintf("%.0f", float64(steady)/t.window.Minutes()), "", "")

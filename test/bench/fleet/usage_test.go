@@ -123,7 +123,7 @@ func (t *table) report(b *testing.B) {
 
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, 1, ' ', 0)
-	row := func(cells ...string) { fmt.Fprintln(w, "| "+strings.Join(cells, "\t| ")+"\t|") }
+	row := func(cells ...string) { _, _ = fmt.Fprintln(w, "| "+strings.Join(cells, "\t| ")+"\t|") }
 	row(t.title, "dispatch-manager", "baseline", "ratio")
 	row("---", "---", "---", "---")
 	row("CPU per target and minute", fmt.Sprintf("%.2f ms", cpu(t.manager)), fmt.Sprintf("%.2f ms", cpu(t.baseline)), fmt.Sprintf("%.2f", cpuRatio))

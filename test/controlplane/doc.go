@@ -13,8 +13,8 @@
 //	}
 //
 // With GinkgoT() it works the same. A suite that shares one cluster calls Start
-// and Stop itself. Ready after about 4 s with etcd and kube-apiserver alone, and
-// after about 10 s with everything.
+// and Stop itself. A start takes some seconds, most with Kueue, which makes its
+// certificates; BenchmarkStart measures it.
 //
 // # What is real, and what is not
 //

@@ -155,6 +155,9 @@ func (r *DispatchTargetReconciler) announce(ctx context.Context, target *v1alpha
 		if now.Reason == v1alpha1.PreflightingReason || before != nil && before.Status == now.Status && before.Reason == now.Reason {
 			continue
 		}
+		if first := before == nil || before.Reason == v1alpha1.PreflightingReason; first && now.Status == metav1.ConditionTrue && condition != v1alpha1.ReadmissionGateCondition {
+			continue // that a new target is in order is told once, by its gate
+		}
 		eventType := corev1.EventTypeWarning
 		if now.Status == metav1.ConditionTrue {
 			eventType = corev1.EventTypeNormal

@@ -47,7 +47,7 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 		w.Expect(kube.Update(ctx, fresh)).To(Succeed())
 	}
 	ran := func(wl *kueuev1beta2.Workload) {
-		(&workloadWrapper{*wl}).admitted(false, at(20)).evicted(false, at(30), "Previously: Preempted").Workload.DeepCopyInto(wl)
+		(&workloadWrapper{*wl}).admitted(false, at(20)).evicted(false, at(30), "Previously: Preempted").DeepCopyInto(wl)
 	}
 	for name, tc := range map[string]struct {
 		// status is what the Workload has beside its reservation.
@@ -82,7 +82,7 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 			granted: 1, used: 0,
 			edit: func(w *world, grant *dispatchv1alpha1.AdmissionGrant) { (&grantWrapper{grant}).opened(w.wl, 1) },
 			status: func(wl *kueuev1beta2.Workload) {
-				(&workloadWrapper{*wl}).admitted(true, at(20)).check(ourCheck, kueuev1beta2.CheckStateReady).Workload.DeepCopyInto(wl)
+				(&workloadWrapper{*wl}).admitted(true, at(20)).check(ourCheck, kueuev1beta2.CheckStateReady).DeepCopyInto(wl)
 			},
 			before: "apply AdmissionGrant/status", change: func(w *world) { touch(w, w.grant) },
 			unwritten: func(w *world) { w.Expect(*w.grant.Status.Admissions).To(Equal(int32(0))) },
@@ -99,7 +99,7 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 				(&grantWrapper{grant}).opened(w.wl, 1)
 			},
 			status: func(wl *kueuev1beta2.Workload) {
-				(&workloadWrapper{*wl}).check(ourCheck, kueuev1beta2.CheckStateReady).Workload.DeepCopyInto(wl)
+				(&workloadWrapper{*wl}).check(ourCheck, kueuev1beta2.CheckStateReady).DeepCopyInto(wl)
 			},
 			before: "apply Workload/status", change: func(w *world) { touch(w, w.wl) },
 			unwritten: func(w *world) {
@@ -110,7 +110,7 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 			granted: 1, used: 1,
 			status: func(wl *kueuev1beta2.Workload) {
 				ran(wl)
-				(&workloadWrapper{*wl}).check(ourCheck, kueuev1beta2.CheckStateReady).Workload.DeepCopyInto(wl)
+				(&workloadWrapper{*wl}).check(ourCheck, kueuev1beta2.CheckStateReady).DeepCopyInto(wl)
 			},
 			edit: func(w *world, grant *dispatchv1alpha1.AdmissionGrant) {
 				// Nothing of the status is to be written, so that only the read of the grant is left to notice.

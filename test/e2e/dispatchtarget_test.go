@@ -106,7 +106,7 @@ var _ = Describe("A DispatchTarget", Ordered, ContinueOnFailure, func() {
 				}
 				if e.ObjectRef.Subresource == "status" {
 					writes++
-					Expect(e.RequestReceivedTimestamp.Time).To(BeTemporally("<", first.Time.Add(2*time.Second)), "a write in the steady state")
+					Expect(e.RequestReceivedTimestamp.Time).To(BeTemporally("<", first.Add(2*time.Second)), "a write in the steady state")
 				}
 			}
 			Expect(writes).To(BeNumerically(">", 0), "the audit log shows the writes that there were")

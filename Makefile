@@ -14,6 +14,8 @@ TEST_PARALLEL ?= 1
 TEST_TIMEOUT ?= 30m
 # Further arguments for `go test`, as in: make test-unit TESTARGS='-run TestVerdict -v'
 TESTARGS ?=
+# How often each job of the soak test is evicted and readmitted.
+ROUNDS ?= 200
 # Arguments for the demo, as in: make demo ARGS=--once
 ARGS ?=
 
@@ -48,7 +50,8 @@ lint: ## Run golangci-lint.
 	$(GOLANGCI_LINT) run
 
 .PHONY: verify
-verify: generate manifests ## Fail where committed generated files are stale.
+verify: generate manifests ## Fail where committed generated files, or go.mod, are stale.
+	go mod tidy -diff
 	@stale=$$(git status --porcelain -- api config/crd); \
 	if [[ -n $$stale ]]; then \
 		printf 'stale; run "make generate manifests" and commit:\n%s\n' "$$stale" >&2; \
@@ -82,6 +85,10 @@ test-unit: cluster ## Run the tests beside the code, those against a bare API se
 .PHONY: test-cluster
 test-cluster: cluster ## Run the tests that start whole clusters.
 	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
+
+.PHONY: soak
+soak: cluster ## Evict and readmit jobs under crashes for a long time; ROUNDS says how long.
+	go test -timeout 0 -count 1 -v ./test/soak -rounds $(ROUNDS)
 
 .PHONY: bench
 bench: cluster ## Run the benchmarks.

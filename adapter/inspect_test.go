@@ -23,7 +23,9 @@ func TestAssess(t *testing.T) {
 	is := func(conditionType string, status metav1.ConditionStatus, ago time.Duration) metav1.Condition {
 		return metav1.Condition{Type: conditionType, Status: status, Reason: "R", Message: "M", LastTransitionTime: metav1.NewTime(now.Add(-ago))}
 	}
-	yes := func(conditionType string) metav1.Condition { return is(conditionType, metav1.ConditionTrue, time.Second) }
+	yes := func(conditionType string) metav1.Condition {
+		return is(conditionType, metav1.ConditionTrue, time.Second)
+	}
 	workload := func(check kueue.CheckState, conditions ...metav1.Condition) *kueue.Workload {
 		return &kueue.Workload{Status: kueue.WorkloadStatus{
 			Conditions: conditions, AdmissionChecks: []kueue.AdmissionCheckState{{Name: "dispatch", State: check}},

@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -55,9 +55,10 @@ func (r *AdmissionCheckReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 		return ctrl.Result{}, nil
 	}
 	active.LastTransitionTime = metav1.NewTime(r.Clock.Now())
-	if err := r.apply(ctx, check, active); err != nil {
-		// A conflict means that the AdmissionCheck was replaced; the new one comes as an event.
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if err := r.apply(ctx, check, active); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return ctrl.Result{}, nil // what has changed comes as an event
+	} else if err != nil {
+		return ctrl.Result{}, err
 	}
 	ctrl.LoggerFrom(ctx).Info("AdmissionCheck set active", "admissionCheck", check.Name)
 	return ctrl.Result{}, nil
@@ -82,18 +83,15 @@ func activeCondition(check *kueuev1beta2.AdmissionCheck, controllerName string) 
 	}
 }
 
-// apply writes that one condition and leaves the others to whoever owns them. The uid keeps it off an
-// AdmissionCheck that was deleted and created again, perhaps with another controller's name.
+// apply writes that one condition and leaves the others to whoever owns them, if the AdmissionCheck is
+// still as it was read: it may have been deleted and made anew for another controller.
 func (r *AdmissionCheckReconciler) apply(ctx context.Context, check *kueuev1beta2.AdmissionCheck, active *metav1.Condition) error {
 	condition, err := runtime.DefaultUnstructuredConverter.ToUnstructured(active)
 	if err != nil {
 		return fmt.Errorf("convert condition: %w", err)
 	}
-	apply := &unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{"name": check.Name, "uid": string(check.UID)},
-		"status":   map[string]any{"conditions": []any{condition}},
-	}}
-	apply.SetGroupVersionKind(kueuev1beta2.GroupVersion.WithKind("AdmissionCheck"))
+	apply := preconditioned(kueuev1beta2.GroupVersion.WithKind("AdmissionCheck"), check)
+	apply.Object["status"] = map[string]any{"conditions": []any{condition}}
 	if err := r.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply),
 		admissionFieldOwner, client.ForceOwnership); err != nil {
 		return fmt.Errorf("set AdmissionCheck %s active: %w", check.Name, err)

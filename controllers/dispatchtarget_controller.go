@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -84,7 +85,10 @@ func (r *DispatchTargetReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 	if equality.Semantic.DeepEqual(*status, target.Status) {
 		return ctrl.Result{}, nil
 	}
-	if err := r.writeStatus(ctx, &target, status); err != nil {
+	if err := r.writeStatus(ctx, &target, status); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		// The cache lags behind. What it has yet to tell brings us back here.
+		return ctrl.Result{}, nil
+	} else if err != nil {
 		return ctrl.Result{}, err
 	}
 	r.announce(ctx, &target, status)
@@ -150,6 +154,9 @@ func (r *DispatchTargetReconciler) announce(ctx context.Context, target *v1alpha
 		before := meta.FindStatusCondition(target.Status.Conditions, condition)
 		if now.Reason == v1alpha1.PreflightingReason || before != nil && before.Status == now.Status && before.Reason == now.Reason {
 			continue
+		}
+		if first := before == nil || before.Reason == v1alpha1.PreflightingReason; first && now.Status == metav1.ConditionTrue && condition != v1alpha1.ReadmissionGateCondition {
+			continue // that a new target is in order is told once, by its gate
 		}
 		eventType := corev1.EventTypeWarning
 		if now.Status == metav1.ConditionTrue {

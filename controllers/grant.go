@@ -105,16 +105,9 @@ func adoption(grant *dispatchv1alpha1.AdmissionGrant, wl *kueuev1beta2.Workload)
 		(!missing && controllerutil.ContainsFinalizer(grant, dispatchv1alpha1.AdmissionCountFinalizer)) {
 		return nil
 	}
-	references := make([]any, 0, len(owners))
-	for _, owner := range owners {
-		references = append(references, map[string]any{
-			"apiVersion": owner.APIVersion, "kind": owner.Kind, "name": owner.Name, "uid": string(owner.UID),
-		})
-	}
 	apply := preconditioned(dispatchv1alpha1.GroupVersion.WithKind("AdmissionGrant"), grant)
-	metadata, _ := apply.Object["metadata"].(map[string]any)
-	metadata["finalizers"] = []any{dispatchv1alpha1.AdmissionCountFinalizer}
-	metadata["ownerReferences"] = references
+	apply.SetFinalizers([]string{dispatchv1alpha1.AdmissionCountFinalizer})
+	apply.SetOwnerReferences(owners)
 	return apply
 }
 

@@ -47,8 +47,8 @@ type TargetConnectionReconciler struct {
 // SetupWithManager registers the reconciler.
 func (r *TargetConnectionReconciler) SetupWithManager(mgr ctrl.Manager) error {
 	err := mgr.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.DispatchTarget{}, secretNameIndex, func(o client.Object) []string {
-		if ref := secretRef(o.(*v1alpha1.DispatchTarget)); ref != nil {
-			return []string{ref.Name}
+		if target, ok := o.(*v1alpha1.DispatchTarget); ok && secretRef(target) != nil {
+			return []string{secretRef(target).Name}
 		}
 		return nil
 	})

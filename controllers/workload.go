@@ -175,7 +175,7 @@ func (r *WorkloadReconciler) observe(ctx context.Context, wl *kueuev1beta2.Workl
 	}
 	hasAdmitted := findCondition(wl, kueuev1beta2.WorkloadAdmitted) != nil
 	if len(ownEntries(wl, s.own)) == 0 || isTrue(wl, kueuev1beta2.WorkloadFinished) ||
-		!(reserved(wl) || (s.grant == nil && hasAdmitted)) {
+		(!reserved(wl) && (s.grant != nil || !hasAdmitted)) {
 		return s, nil // neither the job nor its slices matter
 	}
 	var err error

@@ -363,3 +363,21 @@ func TestOpenKeepsTheSnapshot(t *testing.T) {
 		})
 	}
 }
+
+// TestReadyFollowsAWriteOfTheGrant looks that going on after a crash between the two writes, where the
+// grant's status is complete, still writes it: that write fails if the grant in the cache is old.
+func TestReadyFollowsAWriteOfTheGrant(t *testing.T) {
+	s := situation{
+		workload: makeWorkload("w1").reserved(at(1)).obj(), own: checkNames{ourCheck: true}, listed: checkNames{ourCheck: true},
+		job: jobState{generation: 1, suspended: true}, now: at(60),
+	}
+	d := decide(s)
+	s.grant = newGrant(s.workload, d.newGranted)
+	s.grant.Status = *d.status
+
+	again := decide(s)
+
+	if again.action != actionOpen || again.entries == nil || again.status == nil || !sameStatus(again.status, &s.grant.Status) {
+		t.Errorf("goes on with %+v", again)
+	}
+}

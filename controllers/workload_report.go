@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
@@ -60,7 +61,7 @@ func (r *WorkloadReconciler) reportStatus(ctx context.Context, grant *dispatchv1
 	if d.ungranted > 0 {
 		ungrantedStartsTotal.Add(float64(d.ungranted))
 		condition := meta.FindStatusCondition(d.status.Conditions, dispatchv1alpha1.UngrantedStartCondition)
-		r.recorder.Eventf(jobObject(grant), grant, corev1.EventTypeWarning, ungrantedStartEvent, "Count", "%s", condition.Message)
+		r.recorder.Eventf(jobObject(grant), grant, corev1.EventTypeWarning, ungrantedStartEvent, "Count", "%s", note(condition.Message))
 		log.Info("Job started without an opened admission")
 	}
 	if d.action == actionRenew {
@@ -68,7 +69,7 @@ func (r *WorkloadReconciler) reportStatus(ctx context.Context, grant *dispatchv1
 	}
 	waits := meta.FindStatusCondition(d.status.Conditions, dispatchv1alpha1.WaitingCondition)
 	if d.action == actionWait && !meta.IsStatusConditionTrue(before.Conditions, dispatchv1alpha1.WaitingCondition) {
-		r.recorder.Eventf(jobObject(grant), grant, corev1.EventTypeNormal, heldEvent, "Hold", "%s", waits.Message)
+		r.recorder.Eventf(jobObject(grant), grant, corev1.EventTypeNormal, heldEvent, "Hold", "%s", note(waits.Message))
 		log.Info("Job held back", "message", waits.Message)
 	}
 }
@@ -89,6 +90,11 @@ func (r *WorkloadReconciler) reportEntries(ctx context.Context, s *situation, d 
 	case actionSetBack:
 		log.Info("Ready set back to Pending", "message", d.entries[0].Message)
 	}
+}
+
+// note is a message as an event may have it, at most 1 KiB. Kueue's own part of it can be longer.
+func note(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), 1024)], "")
 }
 
 // jobObject refers to the grant's job in an event.

@@ -12,17 +12,15 @@ import (
 )
 
 // preconditioned begins an apply that the API server refuses as a conflict unless the object is still
-// the one that was read: the same object, and not changed by anybody since.
+// the one that was read: the same object, and not changed by anybody since. It is the resourceVersion
+// that does it; on a status the API server ignores a uid, which here says the same to a reader.
 func preconditioned(kind schema.GroupVersionKind, read client.Object) *unstructured.Unstructured {
-	apply := &unstructured.Unstructured{Object: map[string]any{
-		"metadata": map[string]any{
-			"name":            read.GetName(),
-			"namespace":       read.GetNamespace(),
-			"uid":             string(read.GetUID()),
-			"resourceVersion": read.GetResourceVersion(),
-		},
-	}}
+	apply := &unstructured.Unstructured{}
 	apply.SetGroupVersionKind(kind)
+	apply.SetNamespace(read.GetNamespace())
+	apply.SetName(read.GetName())
+	apply.SetUID(read.GetUID())
+	apply.SetResourceVersion(read.GetResourceVersion())
 	return apply
 }
 

@@ -27,10 +27,10 @@ const (
 type Mode string
 
 const (
-	// ModeReadWrite: the target is reachable, its readmission gate is proved (or not required) and no
+	// ModeReadWrite is used when the target is reachable, its readmission gate is proved (or not required) and no
 	// admin has asked for observe-only.
 	ModeReadWrite Mode = "ReadWrite"
-	// ModeObserveOnly: dispatch reads the target and writes nothing to it.
+	// ModeObserveOnly is used otherwise: dispatch reads the target and writes nothing to it.
 	ModeObserveOnly Mode = "ObserveOnly"
 )
 

@@ -7,12 +7,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -67,6 +69,8 @@ type Cluster struct {
 	preflight  time.Duration
 	review     *time.Timer
 	confirm    *time.Timer
+	// confirming: the Lease is being read live.
+	confirming bool
 }
 
 // Snapshot is what is known of a target at one moment.
@@ -95,7 +99,8 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	// client-go would log each try at a target that is broken. The status and the metrics tell of it.
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	c := &Cluster{
 		cfg: cfg, conn: conn, jobs: jobs, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
 		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),
@@ -138,7 +143,7 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	return c, nil
 }
 
-// Close ends all that Connect began and waits for it.
+// Close ends all that Connect began and waits for it. onChange is not called after it.
 func (c *Cluster) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -165,6 +170,8 @@ func (c *Cluster) update(change func(e *gate.Evidence, now time.Duration)) {
 		c.mu.Unlock()
 		return
 	}
+	c.running.Add(1) // Close waits for onChange, too
+	defer c.running.Done()
 	now := Now()
 	change(&c.evidence, now.Mono)
 	news := c.rejudge(now)
@@ -184,21 +191,25 @@ func (c *Cluster) rejudge(now gate.Instant) bool {
 	return !c.snapshot.says(previous)
 }
 
+// schedule sets the timer to at. A moment that has passed already is now: the timer may be about to fire
+// for it, and must not be stopped by news that come in between.
 func schedule(timer *time.Timer, at time.Duration, now gate.Instant) {
-	if at > now.Mono {
-		timer.Reset(at - now.Mono)
-	} else {
+	if at == 0 {
 		timer.Stop()
+		return
 	}
+	timer.Reset(max(0, at-now.Mono))
 }
 
-// judge gives the verdict of package gate, which is preflighting until the identity was tried, too, so
-// that the first status is whole. c.mu is held.
+// judge gives the verdict of package gate, which is preflighting until everything was tried, so that the
+// first status is whole. The Lease is confirmed in time all the same. c.mu is held.
 func (c *Cluster) judge(now gate.Instant) Snapshot {
-	if !c.identified {
-		return Snapshot{Verdict: gate.Judge(c.kueue, gate.Evidence{}, now)}
-	}
 	verdict := gate.Judge(c.kueue, c.evidence, now)
+	if !c.identified || verdict.Preflighting() {
+		whole := gate.Judge(c.kueue, gate.Evidence{}, now)
+		whole.ConfirmAt, whole.ConfirmBy, whole.ReviewAt = verdict.ConfirmAt, verdict.ConfirmBy, verdict.ReviewAt
+		return Snapshot{Verdict: whole}
+	}
 	if verdict.Reachable.Reason == v1alpha1.ConnectedReason && c.polled.Len() > 0 {
 		verdict.Reachable.Message = fmt.Sprintf("the API server answers, but refuses to let %s be watched: read every %s instead",
 			strings.Join(sets.List(c.polled), ", "), pollPeriod)
@@ -245,36 +256,37 @@ func olderLease(e *gate.Evidence, lease *coordinationv1.Lease) bool {
 // known whether the controller is dead or just the watch is. It tries until the expiry.
 func (c *Cluster) confirmLease() {
 	c.mu.Lock()
-	if c.closed || c.snapshot.ConfirmBy == 0 {
+	if c.closed || c.confirming || c.snapshot.ConfirmBy == 0 {
 		c.mu.Unlock()
 		return
 	}
+	c.confirming = true
 	c.running.Add(1)
 	defer c.running.Done()
-	remaining, seen := c.snapshot.ConfirmBy-Now().Mono, c.evidence.Lease.Object
+	began, by, seen := Now().Mono, c.snapshot.ConfirmBy, c.evidence.Lease.Object
 	c.mu.Unlock()
-	if remaining <= 0 {
-		return
-	}
 
-	ctx, cancel := context.WithTimeout(c.ctx, remaining)
+	// There is no time left where this process was frozen until after the expiry.
+	ctx, cancel := context.WithTimeout(c.ctx, by-began)
 	defer cancel()
 	var lease *coordinationv1.Lease
 	var err error
 	_ = wait.PollUntilContextCancel(ctx, confirmRetry, true, func(ctx context.Context) (bool, error) {
-		lease, err = c.readLease(ctx, remaining/4)
+		lease, err = c.readLease(ctx, (by-began)/4)
 		return err == nil || gate.IsAnswer(err), nil
 	})
-	if err != nil && !gate.IsAnswer(err) {
-		// No answer: at the expiry that is the verdict. The watch is begun anew, since it may be as dead.
-		signal(c.rewatchLease)
-		return
-	}
-	c.update(func(e *gate.Evidence, now time.Duration) { c.sawLease(e, lease, err, now) })
-	if lease != nil && seen != nil && lease.ResourceVersion != seen.ResourceVersion {
-		// The watch should have told us.
+	answered := err == nil || gate.IsAnswer(err)
+	if !answered || lease != nil && seen != nil && lease.ResourceVersion != seen.ResourceVersion {
+		// The watch may be as dead, or should have told us: it is begun anew.
 		signal(c.rewatchLease)
 	}
+	c.update(func(e *gate.Evidence, now time.Duration) {
+		c.confirming = false
+		// What the watch has told since the read began may be later news: that the Lease is gone, say.
+		if answered && e.Lease.At <= began {
+			c.sawLease(e, lease, err, now)
+		}
+	})
 }
 
 // readLease reads the Lease by the connection that the watches use and, if that does not answer within

@@ -14,9 +14,12 @@ import (
 // Set holds the connection of each DispatchTarget by its name.
 type Set struct {
 	mu       sync.Mutex
+	closed   bool
 	members  map[string]*member
 	onChange []func(name string)
 	onGrant  func(target string, job *types.NamespacedName)
+	// closing is the connections that are being closed.
+	closing sync.WaitGroup
 }
 
 // member is one target: either connected, or refused before anything was dialled.
@@ -112,6 +115,13 @@ func (s *Set) Remove(name string) { s.replace(name, nil) }
 
 func (s *Set) replace(name string, next *member) {
 	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		if next != nil && next.cluster != nil {
+			next.cluster.Close()
+		}
+		return
+	}
 	previous := s.members[name]
 	if next == nil {
 		delete(s.members, name)
@@ -121,11 +131,11 @@ func (s *Set) replace(name string, next *member) {
 		}
 		s.members[name] = next
 	}
-	s.mu.Unlock()
 	if previous != nil && previous.cluster != nil {
 		// Apart, because it waits for requests under way to end.
-		go previous.cluster.Close()
+		s.closing.Go(previous.cluster.Close)
 	}
+	s.mu.Unlock()
 	if next != nil {
 		s.changed(name)
 	}
@@ -145,17 +155,17 @@ func (s *Set) Snapshot(name string, spec v1alpha1.DispatchTargetSpec) (Snapshot,
 	return m.cluster.Snapshot(), true
 }
 
-// Close closes all connections.
+// Close closes all connections, for good, and waits for it.
 func (s *Set) Close() {
 	s.mu.Lock()
-	members := s.members
-	s.members, s.onChange, s.onGrant = nil, nil, nil
-	s.mu.Unlock()
-	for _, m := range members {
+	for _, m := range s.members {
 		if m.cluster != nil {
-			m.cluster.Close()
+			s.closing.Go(m.cluster.Close)
 		}
 	}
+	s.closed, s.members, s.onChange, s.onGrant = true, nil, nil, nil
+	s.mu.Unlock()
+	s.closing.Wait()
 }
 
 // sameTarget compares what a connection depends on.

@@ -107,11 +107,7 @@ func newLimitedHTTPClient(cfg *rest.Config, limits limits, change ...func(*http.
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the credentials of the client config: %w", err)
 	}
-	closeAll := func() {
-		transport.CloseIdleConnections()
-		dialer.CloseAll()
-	}
-	return &http.Client{Transport: roundTripper}, closeAll, nil
+	return &http.Client{Transport: roundTripper}, dialer.CloseAll, nil
 }
 
 var (
@@ -225,8 +221,8 @@ func (s *size) exceededBy(p []byte) bool {
 		case c == '{' || c == '[':
 			s.depth++
 		case c == '}' || c == ']':
-			if s.depth--; s.depth <= 0 {
-				s.depth, s.count = 0, 0
+			if s.depth--; s.depth == 0 {
+				s.count = 0
 			}
 		}
 	}
@@ -279,7 +275,7 @@ func describeFailure(err error) string {
 		certError     x509.CertificateInvalidError
 		verifyError   *tls.CertificateVerificationError
 		notTLSError   tls.RecordHeaderError
-		alert         tls.AlertError
+		opError       *net.OpError
 		unknownCA     x509.UnknownAuthorityError
 		hostnameError x509.HostnameError
 	)
@@ -298,7 +294,7 @@ func describeFailure(err error) string {
 		return certInvalid
 	case errors.As(err, &notTLSError):
 		return noTLS
-	case errors.As(err, &alert):
+	case errors.As(err, &opError) && opError.Op == "remote error": // how crypto/tls marks a received alert
 		return handshakeRefused
 	case errors.As(err, &dnsError) && dnsError.IsNotFound:
 		return unresolved

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/dispatch-dev/dispatch/test/controlplane/binaries"
+	"github.com/dispatch-dev/dispatch/test/controlplane/ports"
 )
 
 const (
@@ -42,7 +43,7 @@ type Cluster struct {
 
 	mu         sync.Mutex // parts start side by side
 	components []*Component
-	release    []func() // of ports
+	release    []func() // of the folder and the ports
 
 	stop     sync.Once
 	keepLogs bool
@@ -72,7 +73,7 @@ func Start(ctx context.Context, options Options) (*Cluster, error) {
 }
 
 func start(ctx context.Context, options Options, files map[string]string) (*Cluster, error) {
-	dir, err := os.MkdirTemp("", "dispatch-controlplane-")
+	dir, release, err := newFolder()
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +81,7 @@ func start(ctx context.Context, options Options, files map[string]string) (*Clus
 		options:  options,
 		files:    files,
 		dir:      dir,
+		release:  []func(){release},
 		keepLogs: os.Getenv(KeepLogsVariable) != "",
 	}
 	if err := c.start(ctx); err != nil {
@@ -91,9 +93,6 @@ func start(ctx context.Context, options Options, files map[string]string) (*Clus
 }
 
 func (c *Cluster) start(ctx context.Context) error {
-	if err := os.Mkdir(c.LogDir(), 0o755); err != nil {
-		return err
-	}
 	if err := c.startEtcd(ctx); err != nil {
 		return err
 	}
@@ -125,29 +124,18 @@ func (c *Cluster) Stop() {
 			all.Go(component.Stop)
 		}
 		all.Wait()
+		clearButLogs(c.dir)
+		if !c.keepLogs {
+			_ = os.RemoveAll(c.dir)
+		}
 		for _, release := range c.release {
 			release()
 		}
-		c.removeFiles()
 	})
 }
 
-// removeFiles has no use for errors: what is left lies in the temporary folder.
-func (c *Cluster) removeFiles() {
-	if !c.keepLogs {
-		_ = os.RemoveAll(c.dir)
-		return
-	}
-	entries, _ := os.ReadDir(c.dir)
-	for _, entry := range entries {
-		if path := filepath.Join(c.dir, entry.Name()); path != c.LogDir() {
-			_ = os.RemoveAll(path)
-		}
-	}
-}
-
 // LogDir is the folder with a log file for each component, and the audit log.
-func (c *Cluster) LogDir() string { return filepath.Join(c.dir, "logs") }
+func (c *Cluster) LogDir() string { return filepath.Join(c.dir, logFolder) }
 
 // KeepLogs makes Stop leave LogDir.
 func (c *Cluster) KeepLogs() { c.keepLogs = true }
@@ -174,7 +162,7 @@ func (c *Cluster) component(name string, ready func(context.Context) error, args
 
 // port reserves one until the cluster is stopped.
 func (c *Cluster) port() (int, error) {
-	port, release, err := reservePort()
+	port, release, err := ports.Reserve()
 	if err != nil {
 		return 0, err
 	}

@@ -155,6 +155,33 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	g.Expect(os.RemoveAll(filepath.Dir(err.Error()[strings.LastIndex(err.Error(), " ")+1:]))).To(Succeed())
 }
 
+// failingTest is a test that fails, as seen by StartForTest.
+type failingTest struct {
+	*testing.T
+	cleanups []func()
+	logged   strings.Builder
+}
+
+func (f *failingTest) Cleanup(cleanup func())          { f.cleanups = append(f.cleanups, cleanup) }
+func (f *failingTest) Failed() bool                    { return true }
+func (f *failingTest) Logf(format string, args ...any) { fmt.Fprintf(&f.logged, format, args...) }
+
+func TestFailedTestShowsAndKeepsLogs(t *testing.T) {
+	t.Parallel()
+	g := NewWithT(t)
+	failing := &failingTest{T: t}
+	cluster := StartForTest(failing, Options{})
+	g.Expect(failing.cleanups).To(HaveLen(1))
+	failing.cleanups[0]()
+	t.Cleanup(func() { _ = os.RemoveAll(cluster.dir) })
+	g.Expect(cluster.APIServer.Running()).To(BeFalse())
+	for _, component := range []*Component{cluster.Etcd, cluster.APIServer} {
+		g.Expect(component.LogPath()).To(BeAnExistingFile())
+		g.Expect(failing.logged.String()).To(ContainSubstring("the end of " + component.LogPath()))
+	}
+	g.Expect(cluster.KubeconfigPath()).NotTo(BeAnExistingFile())
+}
+
 // victimVariable makes this test binary a process that starts a cluster, prints
 // the process ids and waits to be killed.
 const victimVariable = "DISPATCH_CONTROLPLANE_TEST_VICTIM"

@@ -13,8 +13,8 @@
 //	}
 //
 // With GinkgoT() it works the same. A suite that shares one cluster calls Start
-// and Stop itself. Ready after about 4 s with etcd and kube-apiserver alone, and
-// after about 10 s with everything.
+// and Stop itself. A start takes some seconds, most with Kueue, which makes its
+// certificates; BenchmarkStart measures it.
 //
 // # What is real, and what is not
 //
@@ -42,7 +42,8 @@
 // # What is left
 //
 // Nothing runs on after Stop, nor after a failed Start, nor, on Linux, after the
-// test process has ended in whatever way. The folder of a cluster is removed,
-// but for the logs of a failed test. To keep the logs of every cluster, set
-// DISPATCH_CONTROLPLANE_KEEP_LOGS.
+// test process has ended in whatever way. The folder of a cluster, in the
+// temporary folder, is removed but for the logs of a failed test; if the process
+// was killed, by the next start of a cluster. To keep the logs of every cluster,
+// set DISPATCH_CONTROLPLANE_KEEP_LOGS.
 package controlplane

@@ -27,19 +27,6 @@ func TestOptionsThatContradict(t *testing.T) {
 	}
 }
 
-func TestReservedPortsDiffer(t *testing.T) {
-	g := NewWithT(t)
-	seen := map[int]bool{}
-	for range 50 {
-		port, release, err := reservePort()
-		g.Expect(err).NotTo(HaveOccurred())
-		t.Cleanup(release)
-		g.Expect(port).To(And(BeNumerically(">=", firstPort), BeNumerically("<=", lastPort)))
-		g.Expect(seen).NotTo(HaveKey(port))
-		seen[port] = true
-	}
-}
-
 func TestTail(t *testing.T) {
 	g := NewWithT(t)
 	g.Expect(tail([]byte("one\ntwo\n"))).To(Equal("one\ntwo"))

@@ -156,6 +156,38 @@ func (h *history) gaps(since, until time.Time) []time.Duration {
 	return gaps
 }
 
+// measureStalls writes a Lease of its own again and again, past all proxies. The
+// longest that this took is what the machine and the API server add to any
+// renewal: next to nothing, unless the machine is busy with something else.
+func (e *election) measureStalls() (longest func() time.Duration) {
+	e.t.Helper()
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: e.namespace, Name: "stalls"}}
+	if err := e.client.Create(e.t.Context(), lease); err != nil {
+		e.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(e.t.Context())
+	result := make(chan time.Duration, 1)
+	go func() {
+		var longest time.Duration
+		for {
+			next := time.After(250 * time.Millisecond)
+			start := time.Now()
+			lease.Spec.RenewTime = ptr.To(metav1.NewMicroTime(start))
+			err := e.client.Update(ctx, lease)
+			if ctx.Err() != nil {
+				result <- longest
+				return
+			}
+			if err != nil {
+				e.t.Errorf("writing a Lease to measure stalls: %v", err)
+			}
+			longest = max(longest, time.Since(start))
+			<-next
+		}
+	}()
+	return func() time.Duration { cancel(); return <-result }
+}
+
 // gateReader judges the election's Lease by the gate's own rule, as often as it
 // can be expected to change its mind.
 type gateReader struct {

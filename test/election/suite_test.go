@@ -227,8 +227,14 @@ func (e *election) start(via func(*rest.Config), args ...string) *replica {
 	}
 	e.t.Cleanup(func() {
 		component.Kill()
+		text, err := os.ReadFile(component.LogPath())
+		if err != nil {
+			e.t.Error(err)
+		}
+		if strings.Contains(string(text), "forbidden") {
+			e.t.Error("the program lacks a permission")
+		}
 		if e.t.Failed() {
-			text, _ := os.ReadFile(component.LogPath()) // the failure is told already
 			e.t.Logf("--- %s\n%s", component.LogPath(), text)
 		}
 	})
@@ -263,7 +269,13 @@ func (e *election) work(name string) (done func() (bool, error)) {
 	e.t.Helper()
 	ctx := e.t.Context()
 	if e.program == manager {
-		target := &v1alpha1.DispatchTarget{ObjectMeta: metav1.ObjectMeta{Name: e.namespace + "-" + name}}
+		// A Secret that does not exist is a verdict at once, without a connection.
+		target := &v1alpha1.DispatchTarget{
+			ObjectMeta: metav1.ObjectMeta{Name: e.namespace + "-" + name},
+			Spec: v1alpha1.DispatchTargetSpec{KubeConfig: &v1alpha1.KubeConfigSource{
+				SecretRef: &v1alpha1.KubeConfigSecretReference{Name: "missing"},
+			}},
+		}
 		if err := e.client.Create(ctx, target); err != nil {
 			e.t.Fatal(err)
 		}

@@ -52,7 +52,7 @@ func resumeOldLeader(t *testing.T, e *election) {
 		Should(BeFalse(), "an old leader stops")
 	t.Logf("the old leader ends %s after it was resumed", time.Since(resumed).Round(time.Millisecond))
 	g.Expect(first.ExitCode()).To(Equal(1))
-	g.Expect(first.lastLine()).To(ContainSubstring("lease lost: last renewed"))
+	g.Expect(first.lastLine()).To(HavePrefix(e.program + ": lease lost: last renewed"))
 	g.Expect(done()).To(BeFalse(), "nobody has done the work yet")
 
 	second.Thaw()

@@ -35,7 +35,7 @@ const (
 	UntilEvicted = time.Hour
 )
 
-// NewClient is a client that knows every type that the tests use.
+// NewClient is a client that knows every type that the tests use, without a limit on its requests.
 func NewClient(config *rest.Config) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -45,6 +45,8 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 			return nil, err
 		}
 	}
+	config = rest.CopyConfig(config)
+	config.QPS = -1
 	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }
 

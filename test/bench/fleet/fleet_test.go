@@ -37,7 +37,7 @@ const (
 var (
 	realTargets    = flag.Int("fleet.real", 200, "Targets that are real API servers' objects; 0 leaves this part out.")
 	standinTargets = flag.Int("fleet.standin", 1000, "Targets that the stand-in API server plays; 0 leaves this part out.")
-	window         = flag.Duration("fleet.window", time.Minute, "For how long the steady state is measured.")
+	window         = flag.Duration("fleet.window", 30*time.Second, "For how long the steady state is measured.")
 	baselineOf     = flag.String("fleet.baseline", "", "Be the baseline for the targets in this file. For the benchmark's own use.")
 	keepFolder     = flag.String("fleet.folder", "", "Build the programs into this folder, and keep their logs. Default: a temporary one.")
 )
@@ -69,6 +69,8 @@ type fleet interface {
 	lastRenewal(i int) time.Time
 	// revive begins them again.
 	revive()
+	// renewals is how many there were so far: on a busy machine they fall behind.
+	renewals() int64
 }
 
 // target is one of them, as the hub knows it.
@@ -123,16 +125,16 @@ func measure(b *testing.B, against string, f fleet) {
 	began := time.Now()
 	start(b, process)
 	t.baseline = usageOf{start: time.Since(began)}
-	t.baseline.steady(b, process)
+	t.baseline.steady(b, process, f)
 	process.Stop()
 
 	process = newManager(b, folder, hub.cluster)
 	began = time.Now()
 	start(b, process)
-	proved := hub.wait(b, metav1.ConditionTrue)
+	proved := hub.wait(b, process, metav1.ConditionTrue)
 	t.manager = usageOf{start: slices.MaxFunc(slices.Collect(maps.Values(proved)), time.Time.Compare).Sub(began)}
 	t.startWrites = hub.writes(b, began, time.Now().Add(settling))
-	steady := t.manager.steady(b, process)
+	steady := t.manager.steady(b, process, f)
 	t.steadyWrites = hub.writes(b, steady, time.Now())
 	if t.steadyWrites.statuses+t.steadyWrites.events+t.steadyWrites.others != 0 {
 		b.Errorf("writes to the hub in the steady state: %+v", t.steadyWrites)
@@ -144,7 +146,7 @@ func measure(b *testing.B, against string, f fleet) {
 	for i, t := range targets {
 		expiries[t.Name] = f.lastRenewal(i).Add(proofWindow)
 	}
-	closed := hub.wait(b, metav1.ConditionFalse)
+	closed := hub.wait(b, process, metav1.ConditionFalse)
 	for name, at := range closed {
 		t.overshoot = append(t.overshoot, at.Sub(expiries[name]))
 	}
@@ -160,8 +162,9 @@ func measure(b *testing.B, against string, f fleet) {
 
 	began = time.Now()
 	f.revive()
-	opened := hub.wait(b, metav1.ConditionTrue)
+	opened := hub.wait(b, process, metav1.ConditionTrue)
 	t.reopened = slices.MaxFunc(slices.Collect(maps.Values(opened)), time.Time.Compare).Sub(began)
+	t.load = loadAverage(b)
 	process.Stop()
 	hub.cluster.Stop()
 	t.report(b)

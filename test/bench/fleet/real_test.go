@@ -3,24 +3,21 @@ package fleet
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"log"
-	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/test/controlplane"
-	"github.com/dispatch-dev/dispatch/test/controlplane/binaries"
 	"github.com/dispatch-dev/dispatch/test/install"
 )
 
@@ -34,23 +31,18 @@ type realFleet struct {
 	// renewed is when each Lease was last renewed, each for one goroutine until kill has ended them.
 	renewed []time.Time
 	stop    func()
+	count   atomic.Int64
 }
 
 func newRealFleet(b *testing.B, targets int) *realFleet {
 	b.Helper()
 	ctx := b.Context()
 	cluster := controlplane.StartForTest(b, controlplane.Options{})
-	crds, err := kueueCRDs(ctx)
-	if err == nil {
-		err = cluster.ApplyYAML(ctx, crds)
-	}
-	if err == nil {
-		err = install.Target(ctx, cluster) // also waits for the CRDs
-	}
-	if err != nil {
+	if err := errors.Join(install.KueueCRDs(ctx, cluster), install.Target(ctx, cluster)); err != nil {
 		b.Fatal(err)
 	}
 	f := &realFleet{b: b, renewed: make([]time.Time, targets)}
+	var err error
 	if f.client, err = client.New(cluster.Config(), client.Options{Scheme: scheme}); err != nil {
 		b.Fatal(err)
 	}
@@ -69,37 +61,6 @@ func newRealFleet(b *testing.B, targets int) *realFleet {
 	f.revive()
 	b.Cleanup(func() { f.stop() })
 	return f
-}
-
-// kueueCRDs are those in Kueue's own manifests, without the conversion from older versions, which would
-// need its webhook.
-func kueueCRDs(ctx context.Context) ([]byte, error) {
-	files, err := binaries.Ensure(ctx, log.New(os.Stderr, "", 0), binaries.KueueManifests)
-	if err != nil {
-		return nil, err
-	}
-	file, err := os.Open(files[binaries.KueueManifests])
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	var crds []byte
-	for decoder := utilyaml.NewYAMLOrJSONDecoder(file, 4096); ; {
-		var object unstructured.Unstructured
-		if err := decoder.Decode(&object); err != nil {
-			break // the end; what is missing is noticed when objects are created
-		}
-		if object.GetKind() != "CustomResourceDefinition" {
-			continue
-		}
-		unstructured.RemoveNestedField(object.Object, "spec", "conversion")
-		data, err := object.MarshalJSON()
-		if err != nil {
-			return nil, err
-		}
-		crds = append(append(crds, "---\n"...), data...)
-	}
-	return crds, nil
 }
 
 // allowLeases lets the hub read all Leases in dispatch's namespace: the role that it has names one.
@@ -179,9 +140,12 @@ func (f *realFleet) renew(ctx context.Context, i int) error {
 		return err
 	}
 	f.renewed[i] = now.Time
+	f.count.Add(1)
 	return nil
 }
 
 func (f *realFleet) kill() { f.stop() }
+
+func (f *realFleet) renewals() int64 { return f.count.Load() }
 
 func (f *realFleet) lastRenewal(i int) time.Time { return f.renewed[i] }

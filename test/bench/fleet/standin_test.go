@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,6 +50,7 @@ type standin struct {
 	address  string
 	clusters []*standinCluster
 	stop     func()
+	renewed  atomic.Int64
 }
 
 // standinCluster is one of them.
@@ -120,7 +122,7 @@ func newStandinCluster() *standinCluster {
 	c.lease.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: leaseName, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "coordination.k8s.io/v1",
 		Time: ptr.To(metav1.Now()), FieldsType: "FieldsV1",
-		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:spec":{"f:acquireTime":{},"f:holderIdentity":{},"f:leaseDurationSeconds":{},"f:leaseTransitions":{},"f:renewTime":{}}}`)},
+		FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:acquireTime":{},"f:holderIdentity":{},"f:leaseDurationSeconds":{},"f:leaseTransitions":{},"f:renewTime":{}}}`),
 	}}
 	return c
 }
@@ -173,12 +175,15 @@ func (s *standin) revive() {
 			// A ticker drops ticks on a busy machine.
 			for due := int(time.Since(began) * time.Duration(len(s.clusters)) / renewPeriod); done < due; done++ {
 				s.clusters[done%len(s.clusters)].renew()
+				s.renewed.Add(1)
 			}
 		}
 	}()
 }
 
 func (s *standin) kill() { s.stop() }
+
+func (s *standin) renewals() int64 { return s.renewed.Load() }
 
 func (s *standin) lastRenewal(i int) time.Time { return s.clusters[i].lease.Spec.RenewTime.Time }
 
@@ -260,7 +265,7 @@ func startWatch(w http.ResponseWriter, r *http.Request, current func(*standinClu
 	flush := http.NewResponseController(w).Flush
 	_ = flush() // so that the client knows that it stands
 	encoder := restwatch.NewEncoder(
-		streaming.NewEncoder(stream.Framer.NewFrameWriter(w), codecs.EncoderForVersion(stream.Serializer, metav1.SchemeGroupVersion)),
+		streaming.NewEncoder(stream.NewFrameWriter(w), codecs.EncoderForVersion(stream.Serializer, metav1.SchemeGroupVersion)),
 		encoderFor(info.Serializer, object))
 	return func(object client.Object) error {
 		if err := encoder.Encode(&watch.Event{Type: watch.Modified, Object: object}); err != nil {

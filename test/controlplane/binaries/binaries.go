@@ -25,6 +25,8 @@ import (
 	"time"
 
 	"golang.org/x/mod/modfile"
+
+	"github.com/dispatch-dev/dispatch/test/controlplane/internal/filelock"
 )
 
 // What can be asked for: programs, and manifests rendered from the source of
@@ -382,8 +384,8 @@ func (b *builder) report(what string) (done func(error)) {
 func (b *builder) lock(ctx context.Context) (unlock func(), err error) {
 	path := filepath.Join(b.cache, "lock")
 	for waited := false; ; waited = true {
-		unlock, err := TryLock(path)
-		if !errors.Is(err, ErrLocked) {
+		unlock, err := filelock.TryLock(path)
+		if !errors.Is(err, filelock.ErrLocked) {
 			return unlock, err
 		}
 		if !waited {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	. "github.com/onsi/gomega"
+
+	"github.com/dispatch-dev/dispatch/test/controlplane/internal/filelock"
 )
 
 // toolBuilder builds a program of a few lines, whose module stands for the large
@@ -103,7 +105,7 @@ func TestWaitForTheLockEndsWithTheContext(t *testing.T) {
 	g := NewWithT(t)
 	b, output := toolBuilder(t)
 	g.Expect(os.MkdirAll(b.cache, 0o755)).To(Succeed())
-	unlock, err := TryLock(filepath.Join(b.cache, "lock"))
+	unlock, err := filelock.TryLock(filepath.Join(b.cache, "lock"))
 	g.Expect(err).NotTo(HaveOccurred())
 	defer unlock()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

@@ -1,4 +1,6 @@
-package controlplane
+// Package ports finds ports for servers that are told where to listen, and that
+// may stop and listen there again.
+package ports
 
 import (
 	"errors"
@@ -9,7 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"github.com/dispatch-dev/dispatch/test/controlplane/binaries"
+	"github.com/dispatch-dev/dispatch/test/controlplane/internal/filelock"
 )
 
 // Ports are taken from below the range from which kernels give ports to
@@ -20,9 +22,9 @@ const (
 	lastPort  = 31999
 )
 
-// reservePort finds a port that nothing listens on and keeps other clusters,
-// also those of other processes, from choosing it until release is called.
-func reservePort() (port int, release func(), err error) {
+// Reserve finds a local port that nothing listens on. It does not find the same
+// one again, in this process or another, until release is called.
+func Reserve() (port int, release func(), err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return 0, nil, err
@@ -34,8 +36,8 @@ func reservePort() (port int, release func(), err error) {
 	for range 100 {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)
 		path := filepath.Join(dir, strconv.Itoa(port))
-		unlock, err := binaries.TryLock(path)
-		if errors.Is(err, binaries.ErrLocked) {
+		unlock, err := filelock.TryLock(path)
+		if errors.Is(err, filelock.ErrLocked) {
 			continue
 		}
 		if err != nil {

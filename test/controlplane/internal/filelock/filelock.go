@@ -1,4 +1,5 @@
-package binaries
+// Package filelock lets one of several processes at a time do something.
+package filelock
 
 import (
 	"errors"

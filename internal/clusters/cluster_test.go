@@ -320,7 +320,10 @@ func (h *holder) wrap(next http.RoundTripper) http.RoundTripper {
 		response, err := next.RoundTrip(r)
 		if h.armed.Load() && h.of(r) {
 			h.held <- struct{}{}
-			<-h.free
+			select {
+			case <-h.free:
+			case <-r.Context().Done():
+			}
 		}
 		return response, err
 	})

@@ -318,15 +318,19 @@ func dialError(err error) func(*rest.Config, *limits) {
 }
 
 func TestDescribeTheCallersOwnEnd(t *testing.T) {
-	target := newTarget(t, write(lease), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	target := newTarget(t, func(w http.ResponseWriter, r *http.Request) {
+		cancel()
+		hang(w, r)
+	}, nil)
 	leases, _ := newClient(t, target.cfg, defaultLimits)
-	canceledCtx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if got := describe(getLease(canceledCtx, leases)); got != canceled {
-		t.Errorf("got %q, want %q", got, canceled)
+	for _, when := range []string{"in a request", "before a request"} {
+		if got := describe(getLease(ctx, leases)); got != canceled {
+			t.Errorf("cancelled %s: got %q, want %q", when, got, canceled)
+		}
 	}
-	lateCtx, cancel := context.WithDeadline(t.Context(), time.Unix(0, 0))
-	defer cancel()
+	lateCtx, cancelLate := context.WithDeadline(t.Context(), time.Unix(0, 0))
+	defer cancelLate()
 	if got := describe(getLease(lateCtx, leases)); got != timedOut {
 		t.Errorf("got %q, want %q", got, timedOut)
 	}

@@ -58,14 +58,14 @@ func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (ctrl.Manager, e
 // managerOptions returns the config and the options that say what the flags say,
 // both tied to the term.
 func (f *Flags) managerOptions(base *rest.Config, opts ctrl.Options, t *term) (*rest.Config, ctrl.Options, error) {
-	leaseConfig, err := LeaseConfig(base, f.RenewDeadline)
+	cfg := f.mainConfig(base)
+	leaseConfig, err := LeaseConfig(cfg, f.RenewDeadline)
 	if err != nil {
 		return nil, opts, err
 	}
+	cfg.Wrap(t.fence)
 	leaseConfig.Wrap(t.observe)
 	leaseConfig.Wrap(t.fence)
-	cfg := f.mainConfig(base)
-	cfg.Wrap(t.fence)
 
 	opts.LeaderElection = f.LeaderElect
 	opts.LeaderElectionConfig = leaseConfig

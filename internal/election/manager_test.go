@@ -8,7 +8,6 @@ import (
 
 	. "github.com/onsi/gomega"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -50,18 +49,18 @@ func TestManagerOptionsFollowTheManagersFlags(t *testing.T) {
 }
 
 // The options have the config that LeaseConfig's own tests are about, also
-// where the base has a limiter that all the others share.
+// where the flags give all the other clients one limiter.
 func TestManagerOptionsGiveTheLeaseItsOwnClient(t *testing.T) {
 	g := NewWithT(t)
 	server := newRecorder(t)
-	base := server.config()
-	base.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(0.001, 1)
-	_, opts, err := parse(t, AdmissionFlags).managerOptions(base, ctrl.Options{}, &term{clock: clock.RealClock{}})
+	f := parse(t, AdmissionFlags, "-kube-api-qps=0.001", "-kube-api-burst=1")
+	cfg, opts, err := f.managerOptions(server.config(), ctrl.Options{}, &term{clock: clock.RealClock{}})
 	g.Expect(err).NotTo(HaveOccurred())
 	g.Expect(opts.LeaderElectionConfig).NotTo(BeNil())
+	g.Expect(cfg.RateLimiter).NotTo(BeNil())
 	g.Expect(opts.LeaderElectionConfig.RateLimiter).To(BeNil())
 
-	get(t, base, "/main")
+	get(t, cfg, "/main")
 	get(t, opts.LeaderElectionConfig, "/lease")
 	g.Expect(server.saw("/lease").proto).To(Equal("HTTP/1.1"))
 	g.Expect(server.saw("/lease").from).NotTo(Equal(server.saw("/main").from))

@@ -31,9 +31,8 @@ func TestManagerHandsOver(t *testing.T) {
 }
 
 // TestRollout replaces the leader of dispatch-admission in each of the ways in
-// which that happens.
+// which that happens. Only they are parallel, so that the gate is read often.
 func TestRollout(t *testing.T) {
-	t.Parallel()
 	t.Run("SIGTERM with a standby", func(t *testing.T) {
 		t.Parallel()
 		replaceAdmission(t, func(_ *election, leader *replica) {

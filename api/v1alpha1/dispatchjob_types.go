@@ -73,23 +73,23 @@ type TargetReference struct {
 type JobPhase string
 
 const (
-	// JobPending: not on the target yet.
+	// JobPending means: not on the target yet.
 	JobPending JobPhase = "Pending"
-	// JobQueued: on the target, without quota.
+	// JobQueued means: on the target, without quota.
 	JobQueued JobPhase = "Queued"
-	// JobWaiting: quota is reserved, and the job is held back.
+	// JobWaiting means: quota is reserved, and the job is held back.
 	JobWaiting JobPhase = "Waiting"
-	// JobRunning: admitted.
+	// JobRunning means: admitted.
 	JobRunning JobPhase = "Running"
-	// JobEvicted: its admission was taken away; it has no quota now.
+	// JobEvicted means: its admission was taken away; it has no quota now.
 	JobEvicted JobPhase = "Evicted"
-	// JobSucceeded: ended well.
+	// JobSucceeded means: ended well.
 	JobSucceeded JobPhase = "Succeeded"
-	// JobFailed: ended otherwise, or was deleted on the target.
+	// JobFailed means: ended otherwise, or was deleted on the target.
 	JobFailed JobPhase = "Failed"
-	// JobLost: not on the target any more, and how it ended is not known.
+	// JobLost means: not on the target any more, and how it ended is not known.
 	JobLost JobPhase = "Lost"
-	// JobCancelling: its DispatchJob is being deleted.
+	// JobCancelling means: its DispatchJob is being deleted.
 	JobCancelling JobPhase = "Cancelling"
 )
 

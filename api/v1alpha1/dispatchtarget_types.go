@@ -69,11 +69,11 @@ type DispatchTargetSpec struct {
 type NamespacesFrom string
 
 const (
-	// NamespacesFromNone: no namespace.
+	// NamespacesFromNone means: no namespace may.
 	NamespacesFromNone NamespacesFrom = "None"
-	// NamespacesFromAll: every namespace.
+	// NamespacesFromAll means: every namespace may.
 	NamespacesFromAll NamespacesFrom = "All"
-	// NamespacesFromSelector: those whose labels match the selector.
+	// NamespacesFromSelector means: those may whose labels match the selector.
 	NamespacesFromSelector NamespacesFrom = "Selector"
 )
 

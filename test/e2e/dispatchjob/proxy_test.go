@@ -52,7 +52,7 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer server.Close()
-	go func() { _, _ = io.Copy(client, server); client.Close() }()
+	go func() { _, _ = io.Copy(client, server); _ = client.Close() }()
 
 	var queue [][]byte
 	var ended error

@@ -179,7 +179,7 @@ func (r *WorkloadReconciler) observe(ctx context.Context, wl *kueuev1beta2.Workl
 		return s, nil // neither the job nor its slices matter
 	}
 	var err error
-	if s.grant == nil || !isTrue(wl, kueuev1beta2.WorkloadAdmitted) {
+	if s.grant == nil || !isTrue(wl, kueuev1beta2.WorkloadAdmitted) && !letThrough(s) {
 		if s.job, err = r.jobState(ctx, wl); err != nil {
 			return nil, err
 		}

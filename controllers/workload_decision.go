@@ -203,6 +203,13 @@ func openedFor(opened *dispatchv1alpha1.OpenedAdmission, wl *kueuev1beta2.Worklo
 		opened.ReservedTime.Equal(&findCondition(wl, kueuev1beta2.WorkloadQuotaReserved).LastTransitionTime)
 }
 
+// letThrough says whether the admission that is open for this very reservation has reached the Workload. Only
+// Kueue has something to do then, and how the job is does not matter.
+func letThrough(s *situation) bool {
+	opened := s.grant.Status.Opened
+	return opened != nil && openedFor(opened, s.workload) && !anyInState(ownEntries(s.workload, s.own), kueuev1beta2.CheckStatePending)
+}
+
 // heldMessage tells a person what waits, since when and why, and what to do.
 func heldMessage(wl *kueuev1beta2.Workload, used, granted int32) string {
 	var b strings.Builder

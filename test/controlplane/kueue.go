@@ -3,12 +3,16 @@ package controlplane
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
+	"github.com/open-policy-agent/cert-controller/pkg/rotator"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -28,6 +32,7 @@ const (
 	kueueConfigMap      = "kueue-manager-config"
 	kueueWebhookService = "kueue-webhook-service"
 	kueueWebhookSecret  = "kueue-webhook-server-cert"
+	kueueCAName         = "kueue-ca" // with another, Kueue would make new certificates
 )
 
 // startKueue installs Kueue with its own manifests and runs it outside a pod,
@@ -48,6 +53,9 @@ func (c *Cluster) startKueue(ctx context.Context) error {
 	objects, err = outsideAPod(objects, port)
 	if err != nil {
 		return err
+	}
+	if err := c.mountKueueCertificates(objects); err != nil {
+		return fmt.Errorf("making Kueue's certificates: %w", err)
 	}
 	if err := c.applyObjects(ctx, objects); err != nil {
 		return err
@@ -168,14 +176,9 @@ func setWebhookPorts(configuration map[string]any, port int) error {
 	return unstructured.SetNestedSlice(configuration, webhooks, "webhooks")
 }
 
-// kueueReady also does what a kubelet would: it mounts the Secret that Kueue
-// fills with certificates, for which Kueue waits.
+// kueueReady goes through all that has to work with a dry run: the conversion from an older version, the
+// mutating and the validating webhook.
 func (c *Cluster) kueueReady(ctx context.Context) error {
-	if err := c.mountKueueCertificates(ctx); err != nil {
-		return err
-	}
-	// A dry run goes through all that has to work: the conversion from an older
-	// version, the mutating and the validating webhook.
 	const probe = `{"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ClusterQueue", "metadata": {"name": "readiness-probe"}}`
 	return c.client.Discovery().RESTClient().Post().
 		AbsPath("/apis/kueue.x-k8s.io/v1beta1/clusterqueues").
@@ -185,29 +188,42 @@ func (c *Cluster) kueueReady(ctx context.Context) error {
 		Do(ctx).Error()
 }
 
-func (c *Cluster) mountKueueCertificates(ctx context.Context) error {
-	dir := c.kueueCertDir()
-	if _, err := os.Stat(dir); err == nil {
-		return nil
+// mountKueueCertificates fills the Secret with certificates that Kueue would make at its first start, by the
+// package that Kueue makes them with, and does what a kubelet would: it mounts them. Kueue waits for the mount,
+// and looks for it after 1, 2, 4 and more seconds, so that having it there from the start saves most of its
+// start.
+func (c *Cluster) mountKueueCertificates(objects []unstructured.Unstructured) error {
+	rotation := rotator.CertRotator{
+		CAName: kueueCAName, CAOrganization: "kueue",
+		DNSName:      kueueWebhookService + "." + kueueNamespace + ".svc",
+		ExtKeyUsages: &[]x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
-	secret, err := c.client.CoreV1().Secrets(kueueNamespace).Get(ctx, kueueWebhookSecret, metav1.GetOptions{})
+	// Beyond the 90 days before the end at which Kueue would make new ones.
+	begin, end := time.Now().Add(-time.Hour), time.Now().AddDate(1, 0, 0)
+	ca, err := rotation.CreateCACert(begin, end)
 	if err != nil {
 		return err
 	}
-	if len(secret.Data) == 0 {
-		return errors.New("kueue has not made its certificates yet")
-	}
-	// Renamed, so that Kueue sees all files or none.
-	partial := dir + ".partial"
-	if err := os.MkdirAll(partial, 0o700); err != nil {
+	cert, key, err := rotation.CreateCertPEM(ca, begin, end)
+	if err != nil {
 		return err
 	}
-	for name, data := range secret.Data {
-		if err := os.WriteFile(filepath.Join(partial, name), data, 0o600); err != nil {
+	if err := os.MkdirAll(c.kueueCertDir(), 0o700); err != nil {
+		return err
+	}
+	data := map[string]any{}
+	for name, content := range map[string][]byte{"ca.crt": ca.CertPEM, "ca.key": ca.KeyPEM, "tls.crt": cert, "tls.key": key} {
+		if err := os.WriteFile(filepath.Join(c.kueueCertDir(), name), content, 0o600); err != nil {
 			return err
 		}
+		data[name] = base64.StdEncoding.EncodeToString(content)
 	}
-	return os.Rename(partial, dir)
+	for _, object := range objects {
+		if object.GetKind() == "Secret" && object.GetName() == kueueWebhookSecret {
+			return unstructured.SetNestedMap(object.Object, data, "data")
+		}
+	}
+	return fmt.Errorf("no Secret %s in Kueue's manifests", kueueWebhookSecret)
 }
 
 func readManifests(path string) ([]unstructured.Unstructured, error) {

@@ -16,6 +16,12 @@ TEST_TIMEOUT ?= 30m
 TESTARGS ?=
 # How often each job of the soak test is evicted and readmitted.
 ROUNDS ?= 200
+# Images are $(REGISTRY)/dispatch-manager:$(TAG) and $(REGISTRY)/dispatch-admission:$(TAG).
+REGISTRY ?= ghcr.io/dispatch-dev
+TAG ?= latest
+CONTAINER_TOOL ?= docker
+PLATFORMS ?= linux/amd64,linux/arm64
+KUBECTL ?= kubectl
 # Arguments for the demo, as in: make demo ARGS=--once
 ARGS ?=
 
@@ -67,7 +73,28 @@ build: ## Build both processes into bin/.
 
 .PHONY: clean
 clean: ## Remove what build left in the checkout; built cluster binaries stay cached.
-	rm -rf bin
+	rm -rf bin dist
+
+##@ Install
+
+.PHONY: docker-build
+docker-build: ## Build both images for this machine; REGISTRY and TAG name them.
+	for program in dispatch-manager dispatch-admission; do \
+		$(CONTAINER_TOOL) build --target $$program -t $(REGISTRY)/$$program:$(TAG) .; \
+	done
+
+.PHONY: docker-push
+docker-push: ## Build both images for all PLATFORMS and push them; needs docker's buildx.
+	for program in dispatch-manager dispatch-admission; do \
+		$(CONTAINER_TOOL) buildx build --platform $(PLATFORMS) --target $$program -t $(REGISTRY)/$$program:$(TAG) --push .; \
+	done
+
+.PHONY: build-installer
+build-installer: ## Write dist/install-hub.yaml and dist/install-target.yaml, with the images REGISTRY and TAG name.
+	mkdir -p dist
+	render() { $(KUBECTL) kustomize $$1 | sed 's|image: \(dispatch-[a-z]*\):latest$$|image: $(REGISTRY)/\1:$(TAG)|'; }; \
+	render config/default > dist/install-hub.yaml; \
+	{ render config/admission; echo ---; render config/target-access; } > dist/install-target.yaml
 
 ##@ Test
 

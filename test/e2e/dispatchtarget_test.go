@@ -290,7 +290,7 @@ var _ = Describe("A DispatchTarget", Ordered, ContinueOnFailure, func() {
 	It("is installed by the manifests that the README names, again with nothing changed", func(ctx SpecContext) {
 		root, err := install.Root()
 		Expect(err).NotTo(HaveOccurred())
-		for _, folder := range []string{"config/crd", "config/manager", "config/admission", "config/rbac/target"} {
+		for _, folder := range []string{"config/default", "config/admission", "config/target-access"} {
 			_, err := hub.Kubectl(ctx, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root, folder))
 			Expect(err).NotTo(HaveOccurred())
 			_, err = hub.Kubectl(ctx, "diff", "--server-side", "-k", filepath.Join(root, folder))

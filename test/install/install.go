@@ -28,12 +28,6 @@ const (
 	HubAccount = "dispatch-hub"
 )
 
-const namespaceYAML = `
-apiVersion: v1
-kind: Namespace
-metadata:
-  name: ` + Namespace
-
 // Hub installs what the hub needs: CRDs and the manager's roles.
 func Hub(ctx context.Context, cluster *controlplane.Cluster) error {
 	return apply(ctx, cluster, "config/rbac/manager")
@@ -50,14 +44,11 @@ func Target(ctx context.Context, cluster *controlplane.Cluster) error {
 }
 
 func apply(ctx context.Context, cluster *controlplane.Cluster, folders ...string) error {
-	if err := cluster.ApplyYAML(ctx, []byte(namespaceYAML)); err != nil {
-		return err
-	}
 	root, err := Root()
 	if err != nil {
 		return err
 	}
-	for _, folder := range append([]string{"config/crd"}, folders...) {
+	for _, folder := range append([]string{"config/namespace", "config/crd"}, folders...) {
 		if err := cluster.Apply(ctx, filepath.Join(root, folder)); err != nil {
 			return err
 		}

@@ -49,16 +49,11 @@ func Over(cluster *clusters.Cluster, name string, observeOnly bool) *Target {
 // proved, is in the Result, not in the error: the error is that of a cfg that cannot be used at all, a
 // KueueSpec without clusterQueue, or ctx's.
 func Open(ctx context.Context, cfg *rest.Config, opts Options) (*Target, error) {
-	var kueueSpec *v1alpha1.KueueSpec
-	if opts.Kueue != nil {
-		if opts.Kueue.ClusterQueue == "" {
-			return nil, fmt.Errorf("opening a target: Options.Kueue.ClusterQueue is required: name the ClusterQueue that jobs are sent to")
-		}
-		kueueSpec = opts.Kueue.DeepCopy()
-		kueueSpec.SetDefaults()
+	if opts.Kueue != nil && opts.Kueue.ClusterQueue == "" {
+		return nil, fmt.Errorf("opening a target: Options.Kueue.ClusterQueue is required: name the ClusterQueue that jobs are sent to")
 	}
 	news := make(chan struct{}, 1)
-	cluster, err := clusters.Connect(cfg, kueueSpec, func() {
+	cluster, err := clusters.Connect(cfg, opts.Kueue, func() {
 		select {
 		case news <- struct{}{}:
 		default:

@@ -17,6 +17,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+	"github.com/dispatch-dev/dispatch/internal/gate"
 )
 
 var (
@@ -79,7 +80,7 @@ func (c *connection) identify(ctx context.Context) (v1alpha1.ClusterIdentity, er
 	if err != nil {
 		return v1alpha1.ClusterIdentity{}, err
 	}
-	identity := v1alpha1.ClusterIdentity{KubernetesVersion: clipVersion(version.GitVersion)}
+	identity := v1alpha1.ClusterIdentity{KubernetesVersion: gate.Quote(version.GitVersion)}
 	var kubeSystem corev1.Namespace
 	if err := c.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &kubeSystem); err == nil {
 		identity.UID = kubeSystem.UID
@@ -87,9 +88,4 @@ func (c *connection) identify(ctx context.Context) (v1alpha1.ClusterIdentity, er
 		return v1alpha1.ClusterIdentity{}, err
 	}
 	return identity, nil
-}
-
-// clipVersion bounds what a target can put into a status.
-func clipVersion(version string) string {
-	return version[:min(len(version), 64)]
 }

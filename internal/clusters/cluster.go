@@ -87,7 +87,8 @@ func (s Snapshot) says(other Snapshot) bool {
 		s.ReadmissionGate.Says(other.ReadmissionGate) && s.Identity == other.Identity
 }
 
-// Connect begins to follow the cluster behind cfg. kueueSpec has its defaults set; nil is plain mode.
+// Connect begins to follow the cluster behind cfg. A nil kueueSpec is plain mode; what is missing in another
+// has its default.
 // onChange is called, without any lock held, whenever what Snapshot returns has changed, and must not
 // block. An error is one of cfg itself: nothing is dialled before Connect returns. Close ends it.
 func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (*Cluster, error) {
@@ -98,6 +99,10 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	jobs, err := connectJobs(cfg)
 	if err != nil {
 		return nil, err
+	}
+	if kueueSpec != nil {
+		kueueSpec = kueueSpec.DeepCopy()
+		kueueSpec.SetDefaults()
 	}
 	// client-go would log each try at a target that is broken. The status and the metrics tell of it.
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))

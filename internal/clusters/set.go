@@ -85,16 +85,11 @@ func (s *Set) Connect(name string, spec v1alpha1.DispatchTargetSpec, version str
 		return nil
 	}
 	s.mu.Unlock()
-	var kueueSpec *v1alpha1.KueueSpec
-	if spec.Kueue != nil {
-		kueueSpec = spec.Kueue.DeepCopy()
-		kueueSpec.SetDefaults()
-	}
-	cluster, err := Connect(cfg, kueueSpec, func() { s.changed(name) })
+	cluster, err := Connect(cfg, spec.Kueue, func() { s.changed(name) })
 	if err != nil {
 		return err
 	}
-	if kueueSpec != nil {
+	if spec.Kueue != nil {
 		cluster.running.Go(func() {
 			cluster.followGrants(
 				func(job types.NamespacedName) { s.grantChanged(name, &job) },

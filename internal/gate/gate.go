@@ -132,7 +132,7 @@ func connected() Finding {
 }
 
 func unreachable(why error) Finding {
-	return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, clip(why.Error())}
+	return Finding{metav1.ConditionFalse, v1alpha1.UnreachableReason, Quote(why.Error())}
 }
 
 func unauthorized() Finding {
@@ -186,7 +186,7 @@ func (j *judge) queueActive() Finding {
 	}
 	if cond.Status != metav1.ConditionTrue {
 		return Finding{metav1.ConditionFalse, v1alpha1.ClusterQueueInactiveReason,
-			fmt.Sprintf("ClusterQueue %s is not active: %s: %s", j.spec.ClusterQueue, clip(cond.Reason), clip(cond.Message))}
+			fmt.Sprintf("ClusterQueue %s is not active: %s: %s", j.spec.ClusterQueue, Quote(cond.Reason), Quote(cond.Message))}
 	}
 	return Finding{metav1.ConditionTrue, v1alpha1.QueueActiveReason, fmt.Sprintf("ClusterQueue %s admits workloads", j.spec.ClusterQueue)}
 }
@@ -210,7 +210,7 @@ func (j *judge) readmissionGate() Finding {
 		return *f
 	}
 	if got := checkRead.Object.Spec.ControllerName; got != j.spec.ControllerName {
-		return closed(v1alpha1.ForeignControllerReason, "AdmissionCheck %s belongs to controller %q, not to %q", check, clip(got), j.spec.ControllerName)
+		return closed(v1alpha1.ForeignControllerReason, "AdmissionCheck %s belongs to controller %q, not to %q", check, Quote(got), j.spec.ControllerName)
 	}
 
 	// 3. The AdmissionCheck is active.
@@ -219,7 +219,7 @@ func (j *judge) readmissionGate() Finding {
 		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s has no condition Active: dispatch-admission has not taken it up", check)
 	}
 	if cond.Status != metav1.ConditionTrue {
-		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s is not active: %s: %s", check, clip(cond.Reason), clip(cond.Message))
+		return closed(v1alpha1.AdmissionCheckInactiveReason, "AdmissionCheck %s is not active: %s: %s", check, Quote(cond.Reason), Quote(cond.Message))
 	}
 
 	// 4. The Lease is held and freshly renewed.
@@ -263,7 +263,7 @@ func (j *judge) listed(queue *kueue.ClusterQueue) *Finding {
 		return nil
 	}
 	f := closed(v1alpha1.AdmissionCheckPartialReason, "ClusterQueue %s lists AdmissionCheck %s, but not for all its flavors: %s left out",
-		j.spec.ClusterQueue, check, clip(strings.Join(missing, ", ")))
+		j.spec.ClusterQueue, check, Quote(strings.Join(missing, ", ")))
 	return &f
 }
 
@@ -284,7 +284,7 @@ func (j *judge) lease(lease *coordinationv1.Lease) Finding {
 	expires := j.expires(lease)
 	if j.now.Mono <= expires {
 		return Finding{metav1.ConditionTrue, v1alpha1.ProvedReason,
-			fmt.Sprintf("the admission controller's Lease is held by %s and freshly renewed", clip(*spec.HolderIdentity))}
+			fmt.Sprintf("the admission controller's Lease is held by %s and freshly renewed", Quote(*spec.HolderIdentity))}
 	}
 	if !j.confirmed(expires) {
 		j.silent = true
@@ -410,7 +410,7 @@ func NotServed(err error) bool {
 }
 
 func cannotBeRead(k kind, name string, why error) Finding {
-	return Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, fmt.Sprintf("%s %s cannot be read: %s", k.name, name, clip(why.Error()))}
+	return Finding{metav1.ConditionUnknown, v1alpha1.UnreachableReason, fmt.Sprintf("%s %s cannot be read: %s", k.name, name, Quote(why.Error()))}
 }
 
 func closed(reason, format string, args ...any) Finding {
@@ -434,9 +434,9 @@ func roundUp(d time.Duration) time.Duration {
 	}
 }
 
-// clip makes text that the target wrote fit for a status: it cannot swamp it, break the line or turn the
+// Quote makes text that the target wrote fit for a status: it cannot swamp it, break the line or turn the
 // writing direction.
-func clip(s string) string {
+func Quote(s string) string {
 	if len(s) > maxQuote {
 		s = strings.ToValidUTF8(s[:maxQuote], "") + "…"
 	}

@@ -756,8 +756,8 @@ func TestClip(t *testing.T) {
 		strings.Repeat("x", 257):       strings.Repeat("x", 256) + "…",
 		"x" + strings.Repeat("é", 128): "x" + strings.Repeat("é", 127) + "…", // never half a letter
 	} {
-		if got := clip(in); got != want {
-			t.Errorf("clip(%q) = %q, want %q", in, got, want)
+		if got := Quote(in); got != want {
+			t.Errorf("Quote(%q) = %q, want %q", in, got, want)
 		}
 	}
 }

@@ -14,8 +14,9 @@ TEST_PARALLEL ?= 1
 TEST_TIMEOUT ?= 30m
 # Further arguments for `go test`, as in: make test-unit TESTARGS='-run TestVerdict -v'
 TESTARGS ?=
-# How often each job of the soak test is evicted and readmitted.
+# How often each job of the soak test is evicted and readmitted, and how often the hub's managers are killed.
 ROUNDS ?= 200
+KILLS ?= 100
 # Images are $(REGISTRY)/dispatch-manager:$(TAG) and $(REGISTRY)/dispatch-admission:$(TAG).
 REGISTRY ?= ghcr.io/dispatch-dev
 TAG ?= latest
@@ -114,8 +115,9 @@ test-cluster: cluster ## Run the tests that start whole clusters.
 	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
 
 .PHONY: soak
-soak: cluster ## Evict and readmit jobs under crashes for a long time; ROUNDS says how long.
+soak: cluster ## Evict, readmit, send and cancel jobs under crashes for a long time; ROUNDS and KILLS say how long.
 	go test -timeout 0 -count 1 -v ./test/soak -rounds $(ROUNDS)
+	go test -timeout 0 -count 1 -v ./test/soak/dispatchjob -kills $(KILLS) -jobs 50
 
 .PHONY: bench
 bench: cluster ## Run the benchmarks.

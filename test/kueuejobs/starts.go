@@ -20,6 +20,8 @@ import (
 // Starts counts how often each Job of a cluster has been started: its suspend field went from true to
 // false. A watch sees every version of a Job, so no start is missed.
 type Starts struct {
+	seen []func(job *batchv1.Job, starts int)
+
 	mu   sync.Mutex
 	jobs map[types.UID]*jobStarts
 }
@@ -30,8 +32,9 @@ type jobStarts struct {
 	last      time.Time
 }
 
-// WatchStarts counts from now on, until the context ends.
-func WatchStarts(ctx context.Context, config *rest.Config) (*Starts, error) {
+// WatchStarts counts from now on, until the context ends. It calls seen for every version of every Job, in
+// order, with the starts so far.
+func WatchStarts(ctx context.Context, config *rest.Config, seen ...func(job *batchv1.Job, starts int)) (*Starts, error) {
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -49,7 +52,7 @@ func WatchStarts(ctx context.Context, config *rest.Config) (*Starts, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watching Jobs: %w", err)
 	}
-	s := &Starts{jobs: map[types.UID]*jobStarts{}}
+	s := &Starts{seen: seen, jobs: map[types.UID]*jobStarts{}}
 	for i := range list.Items {
 		s.see(&list.Items[i])
 	}
@@ -64,6 +67,13 @@ func WatchStarts(ctx context.Context, config *rest.Config) (*Starts, error) {
 }
 
 func (s *Starts) see(job *batchv1.Job) {
+	starts := s.count(job)
+	for _, seen := range s.seen {
+		seen(job, starts)
+	}
+}
+
+func (s *Starts) count(job *batchv1.Job) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seen, found := s.jobs[job.UID]
@@ -77,6 +87,7 @@ func (s *Starts) see(job *batchv1.Job) {
 		seen.last = time.Now()
 	}
 	seen.suspended = suspended
+	return seen.starts
 }
 
 // Of is how often the Job has started.

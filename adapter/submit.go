@@ -102,6 +102,7 @@ func (t *Target) Submit(ctx context.Context, s Submission) (Job, error) {
 	if err != nil {
 		return Job{}, notCreated(&job, err)
 	}
+	t.cluster.Submitted()
 	job.UID = object.GetUID()
 	return job, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -56,6 +57,9 @@ type Cluster struct {
 	reidentify chan struct{}
 	// rewatchLease ends the watch on the Lease, so that it is begun anew.
 	rewatchLease chan struct{}
+	// rewatchGrants ends the pause before AdmissionGrants are watched anew.
+	rewatchGrants  chan struct{}
+	watchingGrants atomic.Bool
 
 	mu         sync.Mutex
 	closed     bool
@@ -108,7 +112,7 @@ func Connect(cfg *rest.Config, kueueSpec *v1alpha1.KueueSpec, onChange func()) (
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	c := &Cluster{
 		cfg: cfg, conn: conn, jobs: jobs, kueue: kueueSpec, onChange: onChange, ctx: ctx, cancel: cancel,
-		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1),
+		reidentify: make(chan struct{}, 1), rewatchLease: make(chan struct{}, 1), rewatchGrants: make(chan struct{}, 1),
 		polled: sets.New[string](), failures: map[string]uint64{}, began: Now().Mono,
 	}
 	c.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -12,11 +13,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+	"github.com/dispatch-dev/dispatch/internal/gate"
 )
 
 const (
 	// grantsPerSecond and grantBurst bound what a target that floods us with events can cost.
 	grantsPerSecond, grantBurst = 200, 1000
+	// grantsPeriod is how often it is tried anew to watch the grants of a target that refuses it or does not
+	// serve them: one that no jobs are sent to. Documented in docs/dispatchjobs.md.
+	grantsPeriod = time.Minute
 )
 
 // followGrants tells of every change of an AdmissionGrant on the target by the name of its job, until the
@@ -33,12 +38,21 @@ func (c *Cluster) followGrants(changed func(job types.NamespacedName), relisted 
 			backoff = newBackoff()
 		}
 		pause := backoff.Step()
-		if failureReason(err) == v1alpha1.ForbiddenReason {
-			pause = wait.Jitter(pollPeriod, 0.2)
+		if err != nil && gate.IsAnswer(err) && !apierrors.IsUnauthorized(err) {
+			backoff = newBackoff()
+			pause = wait.Jitter(grantsPeriod, 0.2)
 		}
-		if !sleep(c.ctx, pause, nil) {
+		if !sleep(c.ctx, pause, c.rewatchGrants) {
 			return
 		}
+	}
+}
+
+// Submitted says that a job was just created on the target. Where its AdmissionGrants could not be watched
+// before, they may be now.
+func (c *Cluster) Submitted() {
+	if !c.watchingGrants.Load() {
+		signal(c.rewatchGrants)
 	}
 }
 
@@ -57,6 +71,8 @@ func (c *Cluster) watchGrants(limiter *rate.Limiter, changed func(types.Namespac
 		return err
 	}
 	defer stream.Stop()
+	c.watchingGrants.Store(true)
+	defer c.watchingGrants.Store(false)
 	relisted()
 	for event := range stream.ResultChan() {
 		switch event.Type {

@@ -74,7 +74,7 @@ func run(ctx context.Context, flags *election.Flags, namespace string) error {
 	if err != nil {
 		return err
 	}
-	targets := &clusters.Set{}
+	targets := clusters.NewSet(mgr.Fence)
 	if err := metrics.Registry.Register(targets); err != nil {
 		return fmt.Errorf("registering the targets' metrics: %w", err)
 	}

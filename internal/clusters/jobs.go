@@ -64,7 +64,7 @@ func connectJobs(cfg *rest.Config) (*jobConnection, error) {
 	cfg.NextProtos = nil
 	dial := cfg.Dial
 	if dial == nil {
-		dial = (&net.Dialer{KeepAlive: defaultLimits.ping}).DialContext
+		dial = defaultLimits.dialer().DialContext
 	}
 	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)

@@ -6,13 +6,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/transport"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/internal/gate"
 )
 
-// Set holds the connection of each DispatchTarget by its name.
+// Set holds the connection of each DispatchTarget by its name. NewSet makes one.
 type Set struct {
+	fence    transport.WrapperFunc
 	mu       sync.Mutex
 	closed   bool
 	members  map[string]*member
@@ -29,6 +31,10 @@ type member struct {
 	cluster *Cluster
 	refused gate.Verdict
 }
+
+// NewSet makes an empty Set. fence wraps the transport of all its connections: it refuses what would change
+// an object on a target once this process may not act any more. Nil, for tests, refuses nothing.
+func NewSet(fence transport.WrapperFunc) *Set { return &Set{fence: fence} }
 
 // OnChange adds what is called, without blocking, with the name of each target whose Snapshot has
 // changed. Changes before it is added are not told.
@@ -85,6 +91,10 @@ func (s *Set) Connect(name string, spec v1alpha1.DispatchTargetSpec, version str
 		return nil
 	}
 	s.mu.Unlock()
+	if s.fence != nil {
+		cfg = rest.CopyConfig(cfg)
+		cfg.Wrap(s.fence)
+	}
 	cluster, err := Connect(cfg, spec.Kueue, func() { s.changed(name) })
 	if err != nil {
 		return err

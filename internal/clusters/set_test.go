@@ -29,7 +29,7 @@ func (s *Set) cluster(name string) *Cluster {
 
 func TestSetConnectsAnewWhereSomethingChanged(t *testing.T) {
 	g := NewWithT(t)
-	s := &Set{}
+	s := NewSet(nil)
 	t.Cleanup(s.Close)
 	var mu sync.Mutex
 	told := map[string]int{}
@@ -77,7 +77,7 @@ func TestSetConnectsAnewWhereSomethingChanged(t *testing.T) {
 func TestSetKeepsNothingAfterClose(t *testing.T) {
 	g := NewWithT(t)
 	before := runtime.NumGoroutine()
-	s := &Set{}
+	s := NewSet(nil)
 	var connecting sync.WaitGroup
 	for _, name := range []string{"west", "east"} {
 		connecting.Go(func() {

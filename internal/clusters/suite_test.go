@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -62,6 +63,13 @@ func startReal(ctx context.Context) error {
 		return err
 	}
 	if err = install.KueueCRDs(ctx, r.started); err != nil {
+		return err
+	}
+	root, err := install.Root()
+	if err != nil {
+		return err
+	}
+	if err = r.started.Apply(ctx, filepath.Join(root, "config", "crd")); err != nil {
 		return err
 	}
 	if r.admin, err = client.New(r.started.Config(), client.Options{Scheme: targetScheme}); err != nil {

@@ -46,6 +46,11 @@ var defaultLimits = limits{
 	headerBytes: 64 << 10, objectBytes: 4 << 20,
 }
 
+// dialer has keep-alives, which are to a connection without HTTP/2 what pings are to one with it.
+func (l limits) dialer() *net.Dialer {
+	return &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: l.ping, Interval: l.pong, Count: 2}}
+}
+
 // newHTTPClient makes a client for one target that shares nothing with any other: client-go's transports
 // are shared by all configs that look alike, and those it caches outlive the target. What it gets from
 // the target is bounded in time and size, and what it says of a failure is safe to log. closeAll ends
@@ -68,9 +73,7 @@ func newLimitedHTTPClient(cfg *rest.Config, limits limits, change ...func(*http.
 	}
 	dial := cfg.Dial
 	if dial == nil {
-		// Keep-alives are to a connection without HTTP/2 what pings are to one with it.
-		keepAlive := net.KeepAliveConfig{Enable: true, Idle: limits.ping, Interval: limits.pong, Count: 2}
-		dial = (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
+		dial = limits.dialer().DialContext
 	}
 	dialer := connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, limits.dial)

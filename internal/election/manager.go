@@ -20,11 +20,22 @@ import (
 // terminationGracePeriodSeconds of 20.
 const gracePeriod = 5 * time.Second
 
+// Manager is a manager that acts only while its Lease is valid.
+type Manager struct {
+	ctrl.Manager
+	term *term
+}
+
+// Fence wraps the transport of a client that writes elsewhere than to the manager's own cluster, as the
+// manager's own client is: once the Lease has not been renewed for as long as it lasts, nothing is sent any
+// more that would change an object. Reads pass.
+func (m *Manager) Fence(next http.RoundTripper) http.RoundTripper { return m.term.fence(next) }
+
 // NewManager makes the manager that the process runs, from its flags and from
 // opts, which say the rest: scheme, cache, logger. The command must return as
 // soon as the manager's Start does, and fail if it failed: what still ran then
 // could act beside the next leader.
-func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (ctrl.Manager, error) {
+func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (*Manager, error) {
 	if err := f.Validate(); err != nil {
 		return nil, err
 	}
@@ -52,7 +63,7 @@ func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (ctrl.Manager, e
 	if err := mgr.AddReadyzCheck("standing", ready(mgr, t)); err != nil {
 		return nil, fmt.Errorf("adding the readiness check: %w", err)
 	}
-	return mgr, nil
+	return &Manager{Manager: mgr, term: t}, nil
 }
 
 // managerOptions returns the config and the options that say what the flags say,

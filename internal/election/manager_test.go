@@ -104,6 +104,20 @@ func TestManagerOptionsTieBothClientsToTheTerm(t *testing.T) {
 	g.Expect(put(opts.LeaderElectionConfig, leasePath)).To(MatchError(ErrLeaseLost))
 }
 
+// What a manager writes elsewhere ends with its term, too.
+func TestManagerFencesOtherClustersClients(t *testing.T) {
+	g := NewWithT(t)
+	f := newFixture()
+	target := (&Manager{term: f.term}).Fence(f.server())
+	g.Expect(f.renew()).To(Succeed())
+	g.Expect(f.request(target, http.MethodPost, "/apis/batch/v1/namespaces/team/jobs")).To(Succeed())
+	f.clock.Step(15 * time.Second)
+	for _, method := range []string{http.MethodPost, http.MethodPatch, http.MethodDelete} {
+		g.Expect(f.request(target, method, "/apis/batch/v1/namespaces/team/jobs")).To(MatchError(ErrLeaseLost))
+	}
+	g.Expect(f.request(target, http.MethodGet, "/apis/batch/v1/namespaces/team/jobs")).To(Succeed())
+}
+
 func TestMainClientHasOneSharedLimiterOnlyWhenAsked(t *testing.T) {
 	g := NewWithT(t)
 	base := &rest.Config{Host: "https://example", QPS: -1}

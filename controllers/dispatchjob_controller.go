@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -90,22 +89,20 @@ func (r *DispatchJobReconciler) Reconcile(ctx context.Context, req ctrl.Request)
 		return ctrl.Result{RequeueAfter: wait.Jitter(busyRetry, 1)}, nil
 	}
 	defer done()
-	before := job.DeepCopy()
 	status := job.Status.DeepCopy()
 	result, gone, err := r.reconcile(ctx, &job, status)
 	if !gone && !apierrors.IsConflict(err) {
 		// With an error, too: it is told what was found out on the way there.
 		status.ObservedGeneration = job.Generation
-		err = errors.Join(err, r.writeStatus(ctx, &job, status))
+		err = errors.Join(err, client.IgnoreNotFound(r.writeStatus(ctx, &job, status)))
 	}
 	switch {
 	case apierrors.IsConflict(err):
 		// What was decided on is old. What is newer may be a status, which is not told.
 		return ctrl.Result{RequeueAfter: wait.Jitter(busyRetry, 1)}, nil
-	case gone || err != nil:
+	case gone:
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	r.announce(before, status)
 	return result, err
 }
 
@@ -181,38 +178,32 @@ func (r *DispatchJobReconciler) setFinalizer(ctx context.Context, job *v1alpha1.
 	return nil
 }
 
-// writeStatus applies the status, on condition that the DispatchJob is still the one that was read. The
-// DispatchJob gets the status and the resourceVersion of the result.
+// writeStatus writes the status, if it is new and the DispatchJob is as it was read, and then tells of the
+// transition that it made.
 func (r *DispatchJobReconciler) writeStatus(ctx context.Context, job *v1alpha1.DispatchJob, status *v1alpha1.DispatchJobStatus) error {
 	if equality.Semantic.DeepEqual(*status, job.Status) {
 		return nil
 	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
+	if err := writeStatus(ctx, r.Client, "DispatchJob", job, status, managerFieldOwner); err != nil {
 		return err
 	}
-	patch := preconditioned(v1alpha1.GroupVersion.WithKind("DispatchJob"), job)
-	patch.Object["status"] = content
-	err = r.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(managerFieldOwner), client.ForceOwnership)
-	if err != nil {
-		return fmt.Errorf("writing the status: %w", err)
-	}
-	job.ResourceVersion = patch.GetResourceVersion()
+	before := meta.FindStatusCondition(job.Status.Conditions, v1alpha1.ReadyCondition)
 	job.Status = *status.DeepCopy()
+	if now := meta.FindStatusCondition(job.Status.Conditions, v1alpha1.ReadyCondition); now != nil {
+		r.announce(job, before, now)
+	}
 	return nil
 }
 
-// announce tells of the transitions that a status write made, once it has succeeded.
-func (r *DispatchJobReconciler) announce(job *v1alpha1.DispatchJob, status *v1alpha1.DispatchJobStatus) {
-	now := meta.FindStatusCondition(status.Conditions, v1alpha1.ReadyCondition)
-	before := meta.FindStatusCondition(job.Status.Conditions, v1alpha1.ReadyCondition)
-	if now == nil || before != nil && before.Status == now.Status && before.Reason == now.Reason {
+// announce tells of a transition of Ready, once it is written.
+func (r *DispatchJobReconciler) announce(job *v1alpha1.DispatchJob, before, now *metav1.Condition) {
+	if now.Reason == v1alpha1.SubmittingReason || before != nil && before.Status == now.Status && before.Reason == now.Reason {
 		return
 	}
 	eventType := corev1.EventTypeNormal
 	switch now.Reason {
 	case v1alpha1.JobFailedReason, v1alpha1.JobDeletedReason, v1alpha1.LostReason, v1alpha1.TargetForbiddenReason,
-		v1alpha1.ClusterChangedReason, v1alpha1.EvictionStuckReason, v1alpha1.MovedQueueReason, v1alpha1.CancelHeldReason:
+		v1alpha1.ClusterChangedReason, v1alpha1.EvictionStuckReason, v1alpha1.MovedQueueReason, v1alpha1.RunningUncheckedReason, v1alpha1.CancelHeldReason:
 		eventType = corev1.EventTypeWarning
 	}
 	r.Recorder.Eventf(job, nil, eventType, now.Reason, "Dispatch", "%s", now.Message)

@@ -59,11 +59,9 @@ func (r *DispatchJobReconciler) follow(ctx context.Context, target *adapter.Targ
 // sent, the name stays taken until the others cannot arrive any more.
 func (r *DispatchJobReconciler) release(ctx context.Context, target *adapter.Target, job *v1alpha1.DispatchJob, status *v1alpha1.DispatchJobStatus) (ctrl.Result, bool, error) {
 	status.ObservedGeneration = job.Generation
-	before := job.DeepCopy()
 	if err := r.writeStatus(ctx, job, status); err != nil {
 		return ctrl.Result{}, false, err
 	}
-	r.announce(before, status)
 	if s := status.Submission; s.Attempts > 1 {
 		if left := s.LastAttempt.Add(settle).Sub(r.Clock.Now()); left > 0 {
 			return ctrl.Result{RequeueAfter: left}, false, nil
@@ -132,7 +130,8 @@ func picture(status *v1alpha1.DispatchJobStatus, i adapter.Inspection) {
 		meta.SetStatusCondition(&status.Conditions, c)
 	}
 	ready := metav1.ConditionFalse
-	if i.Reason == v1alpha1.RunningReason || i.Reason == v1alpha1.JobSucceededReason {
+	switch i.Reason {
+	case v1alpha1.RunningReason, v1alpha1.RunningUncheckedReason, v1alpha1.JobSucceededReason:
 		ready = metav1.ConditionTrue
 	}
 	setReason(status, v1alpha1.ReadyCondition, ready, i.Reason, i.Message)

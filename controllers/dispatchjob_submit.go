@@ -41,7 +41,7 @@ func (r *DispatchJobReconciler) submit(ctx context.Context, target *adapter.Targ
 	if err := r.setFinalizer(ctx, job, true); err != nil {
 		return ctrl.Result{}, false, err
 	}
-	named := jobOf(job)
+	named, before := jobOf(job), status.Submission.DeepCopy()
 	found, err := target.Submit(ctx, adapter.Submission{
 		ID: named.Submission, Namespace: named.Namespace, Name: named.Name, ClusterUID: named.ClusterUID,
 		LocalQueue: job.Spec.LocalQueue, Template: templateOf(job),
@@ -52,6 +52,9 @@ func (r *DispatchJobReconciler) submit(ctx context.Context, target *adapter.Targ
 		},
 	})
 	if err != nil {
+		if !errors.Is(err, adapter.ErrRequest) {
+			status.Submission = before // this request has created nothing; an earlier one may have
+		}
 		return r.explain(job, status, err)
 	}
 	submitted(status, found)

@@ -2,15 +2,12 @@ package controllers
 
 import (
 	"context"
-	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -29,7 +26,7 @@ import (
 
 const (
 	// managerFieldOwner is the field owner of what dispatch-manager writes.
-	managerFieldOwner = "dispatch-manager"
+	managerFieldOwner = client.FieldOwner("dispatch-manager")
 	// targetWorkers is how many statuses are written side by side. Nothing that a worker does waits for a
 	// target, so this is about the hub's API server alone.
 	targetWorkers = 10
@@ -85,7 +82,7 @@ func (r *DispatchTargetReconciler) Reconcile(ctx context.Context, req ctrl.Reque
 	if equality.Semantic.DeepEqual(*status, target.Status) {
 		return ctrl.Result{}, nil
 	}
-	if err := r.writeStatus(ctx, &target, status); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if err := writeStatus(ctx, r.Client, "DispatchTarget", &target, status, managerFieldOwner); apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		// The cache lags behind. What it has yet to tell brings us back here.
 		return ctrl.Result{}, nil
 	} else if err != nil {
@@ -127,24 +124,6 @@ func targetStatus(target *v1alpha1.DispatchTarget, snapshot clusters.Snapshot) *
 		meta.SetStatusCondition(&status.Conditions, condition)
 	}
 	return status
-}
-
-// writeStatus applies the status, on condition that the DispatchTarget is still the one that was read.
-func (r *DispatchTargetReconciler) writeStatus(ctx context.Context, target *v1alpha1.DispatchTarget, status *v1alpha1.DispatchTargetStatus) error {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return err
-	}
-	patch := &unstructured.Unstructured{Object: map[string]any{"status": content}}
-	patch.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("DispatchTarget"))
-	patch.SetName(target.Name)
-	patch.SetUID(target.UID)
-	patch.SetResourceVersion(target.ResourceVersion)
-	err = r.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(patch), client.FieldOwner(managerFieldOwner), client.ForceOwnership)
-	if err != nil {
-		return fmt.Errorf("writing the status: %w", err)
-	}
-	return nil
 }
 
 // announce tells of the transitions that a status write made, once it has succeeded.

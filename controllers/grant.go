@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -109,23 +108,6 @@ func adoption(grant *dispatchv1alpha1.AdmissionGrant, wl *kueuev1beta2.Workload)
 	apply.SetFinalizers([]string{dispatchv1alpha1.AdmissionCountFinalizer})
 	apply.SetOwnerReferences(owners)
 	return apply
-}
-
-// writeGrantStatus makes status the grant's whole status, if the grant is still as it was read. The
-// grant gets the resourceVersion of the result.
-func (r *WorkloadReconciler) writeGrantStatus(ctx context.Context, grant *dispatchv1alpha1.AdmissionGrant, status *dispatchv1alpha1.AdmissionGrantStatus) error {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
-	if err != nil {
-		return fmt.Errorf("convert grant status: %w", err)
-	}
-	apply := preconditioned(dispatchv1alpha1.GroupVersion.WithKind("AdmissionGrant"), grant)
-	apply.Object["status"] = content
-	if err := r.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(apply),
-		admissionFieldOwner, client.ForceOwnership); err != nil {
-		return fmt.Errorf("write status of AdmissionGrant %s/%s: %w", grant.Namespace, grant.Name, err)
-	}
-	grant.ResourceVersion = apply.GetResourceVersion()
-	return nil
 }
 
 // settleGrant does what a grant needs that is being deleted, or that no Workload holds any more: once

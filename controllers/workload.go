@@ -213,7 +213,7 @@ func (r *WorkloadReconciler) execute(ctx context.Context, s *situation, d decisi
 	}
 	if d.status != nil {
 		before := grant.Status
-		if err := r.writeGrantStatus(ctx, grant, d.status); err != nil {
+		if err := writeStatus(ctx, r.Client, "AdmissionGrant", grant, d.status, admissionFieldOwner); err != nil {
 			return err
 		}
 		r.written.grant(key, grant.ResourceVersion)

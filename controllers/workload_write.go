@@ -5,24 +5,9 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 )
-
-// preconditioned begins an apply that the API server refuses as a conflict unless the object is still
-// the one that was read: the same object, and not changed by anybody since. It is the resourceVersion
-// that does it; on a status the API server ignores a uid, which here says the same to a reader.
-func preconditioned(kind schema.GroupVersionKind, read client.Object) *unstructured.Unstructured {
-	apply := &unstructured.Unstructured{}
-	apply.SetGroupVersionKind(kind)
-	apply.SetNamespace(read.GetNamespace())
-	apply.SetName(read.GetName())
-	apply.SetUID(read.GetUID())
-	apply.SetResourceVersion(read.GetResourceVersion())
-	return apply
-}
 
 // writeEntries writes our entries of status.admissionChecks and nothing else, if the Workload is still
 // as it was read. The Workload gets the resourceVersion of the result.

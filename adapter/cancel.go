@@ -2,6 +2,8 @@ package adapter
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,20 +79,23 @@ func (t *Target) letGo(ctx context.Context, job *Job, object *unstructured.Unstr
 }
 
 // ours is the job itself, and with duplicates also one of the same submission under another uid, which a
-// request that was late can have made; nil if there is none. The kind not being served counts as none: with
-// a CustomResourceDefinition go all its objects.
+// request that was late can have made; nil if there is none. Of a job whose uid is known, a kind that is not
+// served any more says nothing: it may be served in another version.
 func (t *Target) ours(ctx context.Context, job *Job, duplicates bool) (*unstructured.Unstructured, error) {
+	if job.UID == "" && job.Submission == "" {
+		return nil, fmt.Errorf("%s: the job's UID or its Submission is required", job.String())
+	}
 	if _, err := t.identify(ctx, job.ClusterUID); err != nil {
 		return nil, err
 	}
 	object, err := t.readJob(ctx, job)
-	if isKindNotServed(err) {
+	if job.UID == "" && errors.Is(err, ErrKindNotServed) {
 		return nil, nil
 	}
 	if err != nil || object == nil {
 		return nil, err
 	}
-	sent := object.GetLabels()[v1alpha1.SubmissionLabel] == job.Submission
+	sent := job.Submission != "" && object.GetLabels()[v1alpha1.SubmissionLabel] == job.Submission
 	if object.GetUID() == job.UID || sent && (job.UID == "" || duplicates) {
 		return object, nil
 	}

@@ -2,7 +2,6 @@ package adapter
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,8 +12,12 @@ import (
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 )
 
-// jobUIDLabel is Kueue's, on a Workload: the uid of its job.
-const jobUIDLabel = "kueue.x-k8s.io/job-uid"
+const (
+	// jobUIDLabel is Kueue's, on a Workload: the uid of its job.
+	jobUIDLabel = "kueue.x-k8s.io/job-uid"
+	// grantsPerPage keeps a page well below the most that is taken of one answer.
+	grantsPerPage = 500
+)
 
 // Grant raises what the job is granted to admissions in total. It lowers nothing, and creates nothing: a
 // job that has no AdmissionGrant yet is ErrNoGrant.
@@ -57,32 +60,41 @@ func (t *Target) workloadAndGrant(ctx context.Context, job *Job) (*kueue.Workloa
 			workload = w
 		}
 	}
-	if workload != nil {
-		grant := &v1alpha1.AdmissionGrant{}
-		err := t.read(ctx, client.ObjectKeyFromObject(workload), grant)
-		if err == nil && belongsTo(grant, job.UID) {
-			return workload, grant, nil
-		}
-		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, nil, failed("reading AdmissionGrant "+client.ObjectKeyFromObject(workload).String(), err)
-		}
+	if workload == nil {
+		return nil, nil, nil
+	}
+	grant := &v1alpha1.AdmissionGrant{}
+	err = t.read(ctx, client.ObjectKeyFromObject(workload), grant)
+	switch {
+	case apierrors.IsNotFound(err) || err == nil && !belongsTo(grant, job.UID):
 		return workload, nil, nil
+	case err != nil:
+		return nil, nil, failed("reading AdmissionGrant "+client.ObjectKeyFromObject(workload).String(), err)
 	}
-	// The Workload goes before the job does, and the grant after it.
+	return workload, grant, nil
+}
+
+// orphanedGrant finds the grant of a job that is gone, and its Workload with it: it goes last, and says
+// whether the job has finished.
+func (t *Target) orphanedGrant(ctx context.Context, job *Job) (*v1alpha1.AdmissionGrant, error) {
 	var grants v1alpha1.AdmissionGrantList
-	if err := t.list(ctx, &grants, client.InNamespace(job.Namespace)); err != nil {
-		return nil, nil, failed("listing the AdmissionGrants in namespace "+job.Namespace, err)
-	}
-	for i := range grants.Items {
-		if belongsTo(&grants.Items[i], job.UID) {
-			return nil, &grants.Items[i], nil
+	for {
+		// By the page, because an answer may be no larger than any other.
+		err := t.list(ctx, &grants, client.InNamespace(job.Namespace), client.Limit(grantsPerPage), client.Continue(grants.Continue))
+		if err != nil {
+			return nil, failed("listing the AdmissionGrants in namespace "+job.Namespace, err)
+		}
+		for i := range grants.Items {
+			if belongsTo(&grants.Items[i], job.UID) {
+				return &grants.Items[i], nil
+			}
+		}
+		if grants.Continue == "" {
+			return nil, nil
 		}
 	}
-	return nil, nil, nil
 }
 
 func belongsTo(grant *v1alpha1.AdmissionGrant, job types.UID) bool {
 	return grant.Spec.JobRef.UID == job
 }
-
-func isKindNotServed(err error) bool { return errors.Is(err, ErrKindNotServed) }

@@ -3,6 +3,8 @@ package adapter
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,10 +50,10 @@ type observed struct {
 	workload *kueue.Workload
 	grant    *v1alpha1.AdmissionGrant
 	gate     gate.Finding
-	check    string
-	queue    string
-	plain    bool
-	now      time.Time
+	// check and clusterQueue are those of the gate, and queue is the LocalQueue that the job was sent to.
+	check, clusterQueue, queue string
+	plain                      bool
+	now                        time.Time
 }
 
 // Inspect reads the job, its Workload and its AdmissionGrant live. It works in every mode. A job that is not
@@ -68,7 +70,7 @@ func (t *Target) Inspect(ctx context.Context, job Job) (Inspection, error) {
 		return Inspection{}, err
 	}
 	if !o.plain {
-		o.check = t.cluster.KueueSpec().AdmissionCheck
+		o.check, o.clusterQueue = t.cluster.KueueSpec().AdmissionCheck, t.cluster.KueueSpec().ClusterQueue
 		var err error
 		// Before the job: a Workload that is gone then is no sign of anything, while one read after its job
 		// would be another's.
@@ -77,11 +79,16 @@ func (t *Target) Inspect(ctx context.Context, job Job) (Inspection, error) {
 		}
 	}
 	object, err := t.readJob(ctx, &job)
-	if err != nil && !isKindNotServed(err) {
+	if err != nil {
 		return Inspection{}, err
 	}
 	if object != nil && object.GetUID() == job.UID {
 		o.job = object
+	}
+	if o.job == nil && o.workload == nil && !o.plain {
+		if o.grant, err = t.orphanedGrant(ctx, &job); err != nil {
+			return Inspection{}, err
+		}
 	}
 	inspection := assess(o)
 	if o.job == nil && inspection.Finished == nil {
@@ -141,10 +148,15 @@ func ownCheck(o observed) *v1alpha1.CheckStatus {
 func eviction(workload *kueue.Workload, conditions []metav1.Condition) *v1alpha1.EvictionStatus {
 	e := v1alpha1.EvictionStatus{}
 	if workload != nil && workload.Status.SchedulingStats != nil {
+		// Kueue counts by reason, and does not say which came last.
+		var reasons []string
 		for _, s := range workload.Status.SchedulingStats.Evictions {
 			e.Count += s.Count
-			e.Reason = s.Reason
+			if !slices.Contains(reasons, s.Reason) {
+				reasons = append(reasons, s.Reason)
+			}
 		}
+		e.Reason = strings.Join(reasons, ", ")
 	}
 	if c := meta.FindStatusCondition(conditions, kueue.WorkloadEvicted); c != nil && c.Status == metav1.ConditionTrue {
 		e.Reason = c.Reason
@@ -192,10 +204,27 @@ func where(o observed, i *Inspection) (phase v1alpha1.JobPhase, reason, message 
 	if o.plain {
 		return v1alpha1.JobRunning, v1alpha1.RunningReason, "the job was created to run at once: plain mode"
 	}
-	if o.job != nil && o.job.GetLabels()[queueLabel] != o.queue {
-		return v1alpha1.JobQueued, v1alpha1.MovedQueueReason,
-			fmt.Sprintf("the job was moved to LocalQueue %q on the target, from %q", gate.Quote(o.job.GetLabels()[queueLabel]), o.queue)
+	phase, reason, message = progress(o, i)
+	if moved := movedTo(o); moved != "" {
+		return phase, v1alpha1.MovedQueueReason, fmt.Sprintf("the job was moved to %s on the target: %s", moved, message)
 	}
+	return phase, reason, message
+}
+
+// movedTo names the queue that the job is in, if it is not the one that it was sent to.
+func movedTo(o observed) string {
+	if o.job != nil && o.job.GetLabels()[queueLabel] != o.queue {
+		return fmt.Sprintf("LocalQueue %q, from %q", gate.Quote(o.job.GetLabels()[queueLabel]), o.queue)
+	}
+	// The LocalQueue itself can be made anew and lead elsewhere.
+	if o.workload != nil && o.workload.Status.Admission != nil && string(o.workload.Status.Admission.ClusterQueue) != o.clusterQueue {
+		return fmt.Sprintf("ClusterQueue %q, from %q", gate.Quote(string(o.workload.Status.Admission.ClusterQueue)), o.clusterQueue)
+	}
+	return ""
+}
+
+// progress says how far Kueue has come with the job.
+func progress(o observed, i *Inspection) (phase v1alpha1.JobPhase, reason, message string) {
 	if o.workload == nil {
 		return v1alpha1.JobQueued, v1alpha1.WaitingForQuotaReason, "Kueue has no Workload for the job: if that lasts, its integration for this kind is off"
 	}
@@ -210,8 +239,11 @@ func where(o observed, i *Inspection) (phase v1alpha1.JobPhase, reason, message 
 			fmt.Sprintf("evicted (%s) since %s, and its quota is not given back: %s", evicted.Reason, evicted.LastTransitionTime.UTC().Format(time.RFC3339), evicted.Message)
 	case isEvicted:
 		return v1alpha1.JobEvicted, v1alpha1.WaitingForQuotaReason, fmt.Sprintf("evicted (%s): %s", evicted.Reason, evicted.Message)
-	case admitted && i.Check != nil && i.Check.State != string(kueue.CheckStateReady):
-		return v1alpha1.JobRunning, v1alpha1.RunningReason,
+	case admitted && i.Check == nil:
+		return v1alpha1.JobRunning, v1alpha1.RunningUncheckedReason,
+			fmt.Sprintf("admitted without the check %s: the ClusterQueue did not list it then", o.check)
+	case admitted && i.Check.State != string(kueue.CheckStateReady):
+		return v1alpha1.JobRunning, v1alpha1.RunningUncheckedReason,
 			fmt.Sprintf("admitted although the check %s is %s: it was listed after the job was admitted, or somebody changed it", o.check, i.Check.State)
 	case admitted:
 		return v1alpha1.JobRunning, v1alpha1.RunningReason, "admitted"

@@ -80,6 +80,9 @@ const ClusterChangedReason = "ClusterChanged"
 const (
 	// RunningReason (True) is used while the job is admitted.
 	RunningReason = "Running"
+	// RunningUncheckedReason (True) is used while the job is admitted and dispatch's own admission check is not
+	// Ready: the check was listed after the job was admitted, or it was taken off the ClusterQueue.
+	RunningUncheckedReason = "RunningUnchecked"
 	// WaitingForQuotaReason (False) is used while Kueue has reserved no quota for the job.
 	WaitingForQuotaReason = "WaitingForQuota"
 	// WaitingForGrantReason (False) is used while quota is reserved and every granted admission is used; raise
@@ -93,7 +96,9 @@ const (
 	AdmissionControllerDownReason = "AdmissionControllerDown"
 	// EvictionStuckReason (False) is used when the job is evicted but still holds its quota after a minute.
 	EvictionStuckReason = "EvictionStuck"
-	// MovedQueueReason (False) is used when the job is not in the LocalQueue of its DispatchJob any more.
+	// MovedQueueReason (False) is used when the job is not in the LocalQueue of its DispatchJob any more, or that
+	// one leads to another ClusterQueue than the target's. Nothing holds it back there, and it may run: see the
+	// phase.
 	MovedQueueReason = "MovedQueue"
 	// CancellingReason (False) is used while the DispatchJob is being deleted and its job is not yet gone.
 	CancellingReason = "Cancelling"

@@ -155,7 +155,7 @@ type CheckStatus struct {
 
 // EvictionStatus is what is known of a job's evictions.
 type EvictionStatus struct {
-	// reason of the last one.
+	// reason of the one that goes on; once it is over, of all that there were.
 	//
 	// +optional
 	Reason string `json:"reason,omitempty"`

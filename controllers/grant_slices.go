@@ -21,29 +21,39 @@ const (
 	elasticJobAnnotationTrue = "true"
 )
 
-// inheritedFrom is the count that a slice of an elastic job takes over from the job's earlier slices,
-// or nil if it begins with one admission of its own. It begins anew if it replaces a slice that runs:
-// the job runs already, and scaling it is no readmission. Otherwise scaling a held job up would start it.
-func (r *WorkloadReconciler) inheritedFrom(ctx context.Context, wl *kueuev1beta2.Workload) (*inheritedCount, error) {
+// inheritedFrom is what a slice of an elastic job takes over from the job's earlier slices, or nil if there
+// are none. The count of those is only looked for where the slice's own is not known.
+func (r *WorkloadReconciler) inheritedFrom(ctx context.Context, wl *kueuev1beta2.Workload, counted bool) (*inheritedCount, error) {
 	if wl.Annotations[elasticJobAnnotation] != elasticJobAnnotationTrue {
 		return nil, nil
 	}
-	if _, name, found := strings.Cut(wl.Annotations[sliceReplacesAnnotation], "/"); found {
-		replaced := &kueuev1beta2.Workload{}
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: wl.Namespace, Name: name}, replaced)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("read replaced slice: %w", err)
-		}
-		if !apierrors.IsNotFound(err) && isTrue(replaced, kueuev1beta2.WorkloadAdmitted) &&
-			!isTrue(replaced, kueuev1beta2.WorkloadEvicted) {
-			return nil, nil
+	var inherited *inheritedCount
+	if !counted {
+		var err error
+		if inherited, err = r.countOfSlices(ctx, wl); err != nil {
+			return nil, err
 		}
 	}
+	replaced, err := r.replacedSlice(ctx, wl)
+	if err != nil || replaced == nil || findCondition(replaced, kueuev1beta2.WorkloadAdmitted) == nil {
+		return inherited, err
+	}
+	if inherited == nil {
+		inherited = &inheritedCount{granted: 1}
+	}
+	inherited.used = max(inherited.used, 1) // it has run, with or without a grant
+	inherited.fromRunning = isTrue(replaced, kueuev1beta2.WorkloadAdmitted) && !isTrue(replaced, kueuev1beta2.WorkloadEvicted)
+	return inherited, nil
+}
+
+// countOfSlices is the count by the grants of the job's other slices, or nil if there are none. It asks the
+// API server, since no precondition of a later write would tell that one of them has changed.
+func (r *WorkloadReconciler) countOfSlices(ctx context.Context, wl *kueuev1beta2.Workload) (*inheritedCount, error) {
 	grants := &dispatchv1alpha1.AdmissionGrantList{}
-	if err := r.Client.List(ctx, grants, client.InNamespace(wl.Namespace)); err != nil {
+	if err := r.reader.List(ctx, grants, client.InNamespace(wl.Namespace)); err != nil {
 		return nil, fmt.Errorf("list grants: %w", err)
 	}
-	var inherited *inheritedCount
+	var count *inheritedCount
 	for i := range grants.Items {
 		grant := &grants.Items[i]
 		if grant.Name == wl.Name || !hasOwner(workloadOwners(wl), grant.Spec.JobRef.UID) {
@@ -51,11 +61,38 @@ func (r *WorkloadReconciler) inheritedFrom(ctx context.Context, wl *kueuev1beta2
 		}
 		used := ptr.Deref(grant.Status.Admissions, 0)
 		if grant.Status.Opened != nil {
-			used++ // it may have been used; nobody looks at that slice any more
+			used = max(used, grant.Status.Opened.Number) // it may have been used; nobody looks at that slice any more
 		}
-		if inherited == nil || used > inherited.used {
-			inherited = &inheritedCount{granted: grant.Spec.Admissions, used: used}
+		if count == nil {
+			count = &inheritedCount{}
 		}
+		count.granted, count.used = max(count.granted, grant.Spec.Admissions), max(count.used, used)
 	}
-	return inherited, nil
+	return count, nil
+}
+
+// replacedSlice is the Workload that Kueue made wl in place of, or nil.
+func (r *WorkloadReconciler) replacedSlice(ctx context.Context, wl *kueuev1beta2.Workload) (*kueuev1beta2.Workload, error) {
+	_, name, found := strings.Cut(wl.Annotations[sliceReplacesAnnotation], "/")
+	if !found {
+		return nil, nil
+	}
+	replaced := &kueuev1beta2.Workload{}
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: wl.Namespace, Name: name}, replaced); apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read replaced slice: %w", err)
+	}
+	return replaced, nil
+}
+
+// continuesRunningJob says whether the Workload is a slice that takes over from one that ran, of a job
+// that has run ever since: to let it through starts nothing. Kueue leaves such a job unsuspended until
+// the slice is admitted. Once the slice is evicted, the job is stopped, and the slice is a start as any
+// other; that it is unsuspended then is no proof, since Kueue leaves that to whoever did it.
+func continuesRunningJob(s situation) bool {
+	return s.inherited != nil && s.inherited.fromRunning &&
+		s.job.generation != 0 && !s.job.suspended && !s.job.ending &&
+		evictions(s.workload) == 0 && findCondition(s.workload, kueuev1beta2.WorkloadEvicted) == nil &&
+		findCondition(s.workload, kueuev1beta2.WorkloadAdmitted) == nil
 }

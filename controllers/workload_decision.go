@@ -28,7 +28,7 @@ type situation struct {
 	// job is the job's state, read after the Workload.
 	job jobState
 	// inherited is the count of the job's earlier slices, where the Workload is a slice of an elastic
-	// job that does not replace a running one; nil otherwise.
+	// job; nil otherwise.
 	inherited *inheritedCount
 	now       time.Time
 }
@@ -50,6 +50,8 @@ type jobState struct {
 // inheritedCount is what a new slice of an elastic job begins with.
 type inheritedCount struct {
 	granted, used int32
+	// fromRunning: the slice that it replaces had not stopped when it was replaced.
+	fromRunning bool
 }
 
 // action is what is done about a Workload's checks.
@@ -124,7 +126,7 @@ func decide(s situation) decision {
 		d.action = actionWait
 		waiting.Status, waiting.Reason, waiting.Message = metav1.ConditionTrue, dispatchv1alpha1.JobUnreadableReason, s.job.unreadable
 		d.entries = pending(own, waiting.Message, s.now)
-	case *status.Admissions < granted(s):
+	case *status.Admissions < granted(s) || continuesRunningJob(s):
 		d.action = actionOpen
 		open(status, s)
 		d.entries = ready(own, fmt.Sprintf("admission %d of %d granted", status.Opened.Number, granted(s)), s.now)
@@ -187,6 +189,8 @@ func open(status *dispatchv1alpha1.AdmissionGrantStatus, s situation) {
 	switch {
 	case status.Opened != nil && openedFor(status.Opened, s.workload):
 		return // a crash came between the two writes, or the Workload in the cache is old
+	case continuesRunningJob(s):
+		opened.Number = max(*status.Admissions, 1) // that of the slice before it
 	case status.Opened != nil && status.Opened.SuspendedGeneration != 0:
 		// The job has not run since. Its generation now would be that of a later moment than the
 		// Workload is from, and could hide a start.

@@ -23,7 +23,8 @@ func TestDecide(t *testing.T) {
 		readyState   = kueuev1beta2.CheckStateReady
 		retryState   = kueuev1beta2.CheckStateRetry
 	)
-	suspendedJob := jobState{generation: 1, suspended: true}
+	suspendedJob, runningJob := jobState{generation: 1, suspended: true}, jobState{generation: 2}
+	slice := makeWorkload("w2").version("5").reserved(at(30)).obj()
 	// before is the Workload as it was when its first admission was opened.
 	before := makeWorkload("w1").version("5").reserved(at(1)).obj()
 	// evictedOnce is the Workload of a job that has run, was evicted, and has quota again.
@@ -249,6 +250,57 @@ func TestDecide(t *testing.T) {
 		"a slice of a job with an admission left": {
 			workload: makeWorkload("w2").reserved(at(30)), job: suspendedJob, inherited: &inheritedCount{granted: 2, used: 1},
 			action: actionOpen, states: "Ready", needsGrant: true, used: 1, opened: 2, waiting: "NotWaiting",
+		},
+		"a slice that takes over from a running one uses up nothing": {
+			workload: makeWorkload("w2").reserved(at(30)), job: runningJob, inherited: &inheritedCount{granted: 3, used: 2, fromRunning: true},
+			action: actionOpen, states: "Ready", message: "admission 2 of 3 granted", needsGrant: true, used: 2, opened: 2, waiting: "NotWaiting",
+		},
+		"that slice, after a crash before Ready": {
+			workload: makeWorkload("w2").reserved(at(30)), job: runningJob, inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:  makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action: actionOpen, states: "Ready", used: 1, opened: 1, waiting: "NotWaiting",
+		},
+		"that slice, with quota again after its queue was held": {
+			workload: makeWorkload("w2").reserved(at(40)), job: runningJob, inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:  makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action: actionOpen, states: "Ready", used: 1, opened: 1, waiting: "NotWaiting",
+		},
+		"that slice, Ready and not admitted yet, of a job that is not read": {
+			workload: makeWorkload("w2").version("12").reserved(at(30)).check(ourCheck, readyState),
+			grant:    makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action:   actionNone, used: 1, opened: 1, waiting: "NotWaiting",
+		},
+		"that slice is admitted": {
+			workload: makeWorkload("w2").reserved(at(30)).admitted(true, at(31)).check(ourCheck, readyState),
+			grant:    makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action:   actionNone, used: 1, waiting: "NotWaiting",
+		},
+		"that slice is evicted before it was admitted, and its job with it": {
+			workload: makeWorkload("w2").reserved(at(40)).evicted(false, at(40), "Previously: Preempted").evictions(1), job: suspendedJob,
+			inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:     makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action:    actionWait, states: "Pending", used: 1, waiting: "NotGranted",
+		},
+		"that slice, after a crash before Ready, of a job that was suspended meanwhile": {
+			workload: makeWorkload("w2").reserved(at(30)), job: suspendedJob, inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:  makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action: actionWait, states: "Pending", used: 1, waiting: "NotGranted",
+		},
+		"a Ready that has survived the eviction of that slice": {
+			workload: makeWorkload("w2").reserved(at(40)).evicted(false, at(40), "Previously: Preempted").evictions(1).check(ourCheck, readyState),
+			job:      suspendedJob, inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:  makeGrant(slice, 1, 1).openedAs(slice, 1),
+			action: actionSetBack, states: "Pending", used: 1, waiting: "NotWaiting",
+		},
+		"an evicted slice whose job somebody has unsuspended": {
+			workload: makeWorkload("w2").reserved(at(40)).evicted(false, at(40), "Previously: Preempted").evictions(1), job: runningJob,
+			inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			grant:     makeGrant(slice, 1, 1),
+			action:    actionWait, states: "Pending", used: 1, waiting: "NotGranted",
+		},
+		"a slice in place of a running one, of a job that is suspended": {
+			workload: makeWorkload("w2").reserved(at(30)), job: suspendedJob, inherited: &inheritedCount{granted: 1, used: 1, fromRunning: true},
+			action: actionWait, states: "Pending", needsGrant: true, used: 1, waiting: "NotGranted",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,6 +27,11 @@ func account(s situation) (status *dispatchv1alpha1.AdmissionGrantStatus, starts
 		return status, 0, 0
 	}
 	switch opened := status.Opened; {
+	case opened != nil && opened.Number <= *status.Admissions:
+		// It goes on with an admission that is used already: see continuesRunningJob.
+		if admittedSince(before, status.Accounted) || (reserved(s.workload) && !letThrough(&s) && !continuesRunningJob(s)) {
+			status.Opened = nil
+		}
 	case opened != nil && (admittedSince(before, status.Accounted) || hiddenStart(opened, s)):
 		starts = 1
 	case opened == nil && admittedSince(before, status.Accounted) && !resurrected(before, status.Accounted):

@@ -125,4 +125,10 @@ func (g *grantWrapper) opened(wl *kueuev1beta2.Workload, suspendedGeneration int
 	return g
 }
 
+// openedAs is opened with a number of its own.
+func (g *grantWrapper) openedAs(wl *kueuev1beta2.Workload, number int32) *grantWrapper {
+	g.opened(wl, 0).Status.Opened.Number = number
+	return g
+}
+
 func (g *grantWrapper) obj() *dispatchv1alpha1.AdmissionGrant { return g.DeepCopy() }

@@ -110,6 +110,18 @@ func adoption(grant *dispatchv1alpha1.AdmissionGrant, wl *kueuev1beta2.Workload)
 	return apply
 }
 
+// writeGrantStatus makes status the grant's whole status, if the grant is still as it was read. The
+// grant gets the resourceVersion of the result. It is no server-side apply, which would leave a field
+// that status lacks where somebody else has written it as well.
+func (r *WorkloadReconciler) writeGrantStatus(ctx context.Context, grant *dispatchv1alpha1.AdmissionGrant, status *dispatchv1alpha1.AdmissionGrantStatus) error {
+	patch := client.MergeFromWithOptions(grant.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	status.DeepCopyInto(&grant.Status)
+	if err := r.Client.Status().Patch(ctx, grant, patch, admissionFieldOwner); err != nil {
+		return fmt.Errorf("write status of AdmissionGrant %s/%s: %w", grant.Namespace, grant.Name, err)
+	}
+	return nil
+}
+
 // settleGrant does what a grant needs that is being deleted, or that no Workload holds any more: once
 // everything it belongs to is gone, it goes too. It returns whether it went or, for one that is being
 // deleted, when to look again.
@@ -141,7 +153,7 @@ func (r *WorkloadReconciler) settleGrant(ctx context.Context, grant *dispatchv1a
 		}
 	}
 	if !deleted {
-		return true, 0, r.Client.Delete(ctx, grant, client.Preconditions{UID: &grant.UID})
+		return true, 0, r.Client.Delete(ctx, grant, client.Preconditions{ResourceVersion: &grant.ResourceVersion})
 	}
 	released := grant.DeepCopy()
 	controllerutil.RemoveFinalizer(released, dispatchv1alpha1.AdmissionCountFinalizer)

@@ -184,9 +184,7 @@ func (r *WorkloadReconciler) observe(ctx context.Context, wl *kueuev1beta2.Workl
 			return nil, err
 		}
 	}
-	if s.grant == nil || s.grant.Status.Admissions == nil {
-		s.inherited, err = r.inheritedFrom(ctx, wl)
-	}
+	s.inherited, err = r.inheritedFrom(ctx, wl, s.grant != nil && s.grant.Status.Admissions != nil)
 	return s, err
 }
 
@@ -204,7 +202,7 @@ func (r *WorkloadReconciler) execute(ctx context.Context, s *situation, d decisi
 	} else if grant != nil {
 		grant = grant.DeepCopy()
 		if apply := adoption(grant, wl); apply != nil {
-			if err := r.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), admissionFieldOwner, client.ForceOwnership); err != nil {
+			if err := r.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(apply), admissionFieldOwner); err != nil {
 				return fmt.Errorf("adopt AdmissionGrant %s: %w", key, err)
 			}
 			grant.ResourceVersion = apply.GetResourceVersion()
@@ -213,7 +211,7 @@ func (r *WorkloadReconciler) execute(ctx context.Context, s *situation, d decisi
 	}
 	if d.status != nil {
 		before := grant.Status
-		if err := writeStatus(ctx, r.Client, "AdmissionGrant", grant, d.status, admissionFieldOwner); err != nil {
+		if err := r.writeGrantStatus(ctx, grant, d.status); err != nil {
 			return err
 		}
 		r.written.grant(key, grant.ResourceVersion)

@@ -27,12 +27,17 @@ import (
 	"github.com/dispatch-dev/dispatch/test/controlplane"
 )
 
-// TestWritesAreRefusedOnAnythingOld changes what a write is based on right before each of the writes, on
+// TestWrites tries the writes of dispatch-admission on a real API server.
+func TestWrites(t *testing.T) {
+	kube := installAPIs(t, controlplane.StartForTest(t, controlplane.Options{}))
+	t.Run("are refused on anything old", func(t *testing.T) { testWritesAreRefusedOnAnythingOld(t, kube) })
+	t.Run("are our own", func(t *testing.T) { testWritesAreOurOwn(t, kube) })
+}
+
+// testWritesAreRefusedOnAnythingOld changes what a write is based on right before each of the writes, on
 // a real API server, and looks that the write has left no trace.
-func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
+func testWritesAreRefusedOnAnythingOld(t *testing.T, kube client.WithWatch) {
 	ctx := t.Context()
-	cluster := controlplane.StartForTest(t, controlplane.Options{})
-	kube := installAPIs(t, cluster)
 
 	type world struct {
 		Gomega
@@ -72,7 +77,7 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 		},
 		"opened, grant changed": {
 			granted: 2, used: 1, status: ran,
-			before: "apply AdmissionGrant/status", change: func(w *world) { touch(w, w.grant) },
+			before: "patch AdmissionGrant/status", change: func(w *world) { touch(w, w.grant) },
 			unwritten: func(w *world) {
 				w.Expect(w.grant.Status.Opened).To(BeNil())
 				w.Expect(w.wl.Status.AdmissionChecks[0].State).To(Equal(kueuev1beta2.CheckStatePending), "nothing is let through that is not recorded")
@@ -80,11 +85,14 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 		},
 		"a start counted, grant changed": {
 			granted: 1, used: 0,
-			edit: func(w *world, grant *dispatchv1alpha1.AdmissionGrant) { (&grantWrapper{grant}).opened(w.wl, 1) },
+			edit: func(w *world, grant *dispatchv1alpha1.AdmissionGrant) {
+				(&grantWrapper{grant}).opened(w.wl, 1)
+				grant.Status.Accounted.Admitted, grant.Status.Accounted.AdmittedTime = "", nil // as it was before the start
+			},
 			status: func(wl *kueuev1beta2.Workload) {
 				(&workloadWrapper{*wl}).admitted(true, at(20)).check(ourCheck, kueuev1beta2.CheckStateReady).DeepCopyInto(wl)
 			},
-			before: "apply AdmissionGrant/status", change: func(w *world) { touch(w, w.grant) },
+			before: "patch AdmissionGrant/status", change: func(w *world) { touch(w, w.grant) },
 			unwritten: func(w *world) { w.Expect(*w.grant.Status.Admissions).To(Equal(int32(0))) },
 		},
 		"the held message, Workload changed": {
@@ -234,6 +242,27 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 		g.Expect(kube.Get(ctx, key.NamespacedName, grant)).To(Succeed(), "the new one is left alone")
 	})
 
+	t.Run("deleted, grant changed", func(t *testing.T) {
+		g := NewWithT(t)
+		grant := newGrant(makeWorkload("w1").obj(), 1)
+		grant.Namespace, grant.Name, grant.Finalizers = "default", "changed", nil
+		g.Expect(kube.Create(ctx, grant)).To(Succeed())
+		key := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(grant)}
+		tried := 0
+		r := testReconciler(kube, func(write string) {
+			if write == "delete AdmissionGrant" {
+				tried++
+				g.Expect(kube.Get(ctx, key.NamespacedName, grant)).To(Succeed())
+				grant.Annotations = map[string]string{"touched": "yes"}
+				g.Expect(kube.Update(ctx, grant)).To(Succeed())
+			}
+		})
+		_, err := r.Reconcile(ctx, key)
+		g.Expect(err).NotTo(HaveOccurred())
+		g.Expect(tried).To(Equal(1))
+		g.Expect(kube.Get(ctx, key.NamespacedName, grant)).To(Succeed(), "it is looked at again before it goes")
+	})
+
 	t.Run("Active, AdmissionCheck made anew", func(t *testing.T) {
 		g := NewWithT(t)
 		check := testCheck("anew", dispatchv1alpha1.DefaultControllerName)
@@ -251,6 +280,81 @@ func TestWritesAreRefusedOnAnythingOld(t *testing.T) {
 		g.Expect(kube.Get(ctx, client.ObjectKeyFromObject(check), check)).To(Succeed())
 		g.Expect(check.Status.Conditions).To(BeEmpty())
 	})
+}
+
+// testWritesAreOurOwn looks that the writes prevail over what others have written to the same fields, that
+// they are made as our own field owner, and that they take nothing over beside those fields.
+func testWritesAreOurOwn(t *testing.T, kube client.WithWatch) {
+	g := NewWithT(t)
+	ctx := t.Context()
+	// managed are the fields that dispatch-admission owns of the object or its subresource.
+	managed := func(object client.Object, operation metav1.ManagedFieldsOperationType, subresource string) string {
+		g.Expect(kube.Get(ctx, client.ObjectKeyFromObject(object), object)).To(Succeed())
+		for _, entry := range object.GetManagedFields() {
+			if entry.Manager == "dispatch-admission" && entry.Operation == operation && entry.Subresource == subresource {
+				return entry.FieldsV1.GetRawString()
+			}
+		}
+		return ""
+	}
+	job := testJob("default")
+	g.Expect(kube.Create(ctx, job)).To(Succeed())
+	wl := makeWorkload("").reserved(at(30)).check(otherCheck, kueuev1beta2.CheckStatePending).obj()
+	wl.Namespace, wl.ResourceVersion, wl.OwnerReferences[0].UID = "default", "", job.UID
+	wl.Spec.PodSets = []kueuev1beta2.PodSet{{Name: "main", Count: 1, Template: job.Spec.Template}}
+	wl.Status.Admission.PodSetAssignments = []kueuev1beta2.PodSetAssignment{{Name: "main"}}
+	for i := range wl.Status.AdmissionChecks {
+		wl.Status.AdmissionChecks[i].LastTransitionTime = metav1.NewTime(at(0))
+	}
+	status := *wl.Status.DeepCopy()
+	g.Expect(kube.Create(ctx, wl)).To(Succeed())
+	wl.Status = status
+	g.Expect(kube.Status().Update(ctx, wl)).To(Succeed(), "as another field owner")
+	key := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(wl)}
+	grant := &dispatchv1alpha1.AdmissionGrant{ObjectMeta: metav1.ObjectMeta{Namespace: wl.Namespace, Name: wl.Name}}
+
+	r := testReconciler(kube, func(string) {})
+	_, err := r.Reconcile(ctx, key)
+	g.Expect(err).NotTo(HaveOccurred())
+
+	g.Expect(managed(grant, metav1.ManagedFieldsOperationUpdate, "")).To(ContainSubstring(`"f:jobRef"`), "made")
+	g.Expect(managed(grant, metav1.ManagedFieldsOperationUpdate, "status")).To(ContainSubstring(`"f:opened"`), "status")
+	entries := managed(wl, metav1.ManagedFieldsOperationApply, "status")
+	g.Expect(entries).To(ContainSubstring(ourCheck), "entries")
+	g.Expect(entries).NotTo(Or(ContainSubstring(otherCheck), ContainSubstring("f:conditions"), ContainSubstring(`"f:admission"`)))
+	g.Expect(wl.Status.AdmissionChecks).To(ConsistOf(
+		And(HaveField("Name", BeEquivalentTo(ourCheck)), HaveField("State", kueuev1beta2.CheckStateReady)),
+		And(HaveField("Name", BeEquivalentTo(otherCheck)), HaveField("State", kueuev1beta2.CheckStatePending))))
+
+	// A user takes the finalizer off and writes the status as their own.
+	grant.Finalizers = nil
+	g.Expect(kube.Update(ctx, grant)).To(Succeed())
+	grant.Status.Opened.Number = 7
+	g.Expect(kube.Status().Update(ctx, grant)).To(Succeed())
+	wl.Status.AdmissionChecks[0].State = kueuev1beta2.CheckStatePending
+	(&workloadWrapper{*wl}).admitted(true, at(40)).DeepCopyInto(wl)
+	g.Expect(kube.Status().Update(ctx, wl)).To(Succeed())
+	_, err = testReconciler(kube, func(string) {}).Reconcile(ctx, key)
+	g.Expect(err).NotTo(HaveOccurred())
+	g.Expect(managed(grant, metav1.ManagedFieldsOperationApply, "")).To(ContainSubstring(dispatchv1alpha1.AdmissionCountFinalizer), "adopted")
+	g.Expect(grant.Finalizers).To(ConsistOf(dispatchv1alpha1.AdmissionCountFinalizer))
+	g.Expect(*grant.Status.Admissions).To(Equal(int32(1)))
+	g.Expect(grant.Status.Opened).To(BeNil())
+
+	check := testCheck("active", dispatchv1alpha1.DefaultControllerName)
+	g.Expect(kube.Create(ctx, check)).To(Succeed())
+	check.Status.Conditions = []metav1.Condition{
+		{Type: kueuev1beta2.AdmissionCheckActive, Status: metav1.ConditionFalse, Reason: "Other", LastTransitionTime: metav1.NewTime(at(0))},
+		{Type: "Other", Status: metav1.ConditionTrue, Reason: "Other", LastTransitionTime: metav1.NewTime(at(0))},
+	}
+	g.Expect(kube.Status().Update(ctx, check)).To(Succeed())
+	checks := &AdmissionCheckReconciler{Client: kube, ControllerName: dispatchv1alpha1.DefaultControllerName, Clock: clock.RealClock{}}
+	_, err = checks.Reconcile(ctx, ctrl.Request{NamespacedName: types.NamespacedName{Name: check.Name}})
+	g.Expect(err).NotTo(HaveOccurred())
+	active := managed(check, metav1.ManagedFieldsOperationApply, "status")
+	g.Expect(active).To(And(ContainSubstring(kueuev1beta2.AdmissionCheckActive), Not(ContainSubstring("Other"))))
+	g.Expect(check.Status.Conditions).To(ConsistOf(
+		And(HaveField("Type", kueuev1beta2.AdmissionCheckActive), HaveField("Status", metav1.ConditionTrue)), HaveField("Type", "Other")))
 }
 
 func TestPreconditions(t *testing.T) {
@@ -312,6 +416,10 @@ func hooked(kube client.WithWatch, tell func(string), prefixes ...string) client
 		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			hook("apply", obj, "")
 			return c.Apply(ctx, obj, opts...)
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, name string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			hook("patch", obj, name)
+			return c.SubResource(name).Patch(ctx, obj, patch, opts...)
 		},
 		SubResourceApply: func(ctx context.Context, c client.Client, name string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
 			hook("apply", obj, name)

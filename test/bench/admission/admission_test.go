@@ -148,23 +148,22 @@ func (x *bench) letThrough(ctx context.Context, wl *kueuev1beta2.Workload) error
 	if err := x.kube.Create(ctx, grant); err != nil {
 		return err
 	}
-	now := time.Now().UTC().Format(time.RFC3339)
-	status := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{
-		"admissions": int64(0),
-		"opened": map[string]any{
-			"number": int64(1), "time": now, "workloadUID": string(wl.UID), "reservedTime": now, "evictions": int64(0), "suspendedGeneration": int64(1),
+	now := metav1.NewTime(time.Now().UTC().Truncate(time.Second))
+	before := grant.DeepCopy()
+	grant.Status = dispatchv1alpha1.AdmissionGrantStatus{
+		Admissions: ptr.To[int32](0),
+		Opened:     &dispatchv1alpha1.OpenedAdmission{Number: 1, Time: now, WorkloadUID: wl.UID, ReservedTime: now, SuspendedGeneration: 1},
+		Accounted:  &dispatchv1alpha1.AccountedWorkload{UID: wl.UID, ResourceVersion: wl.ResourceVersion},
+		Conditions: []metav1.Condition{
+			{Type: "Waiting", Status: metav1.ConditionFalse, Reason: "NotWaiting", Message: "nothing is held back", LastTransitionTime: now},
+			{Type: "QuotaReserved", Status: metav1.ConditionTrue, Reason: "QuotaReserved", LastTransitionTime: now},
 		},
-		"accounted": map[string]any{"uid": string(wl.UID), "resourceVersion": wl.ResourceVersion},
-		"conditions": []any{
-			map[string]any{"type": "Waiting", "status": "False", "reason": "NotWaiting", "message": "nothing is held back", "lastTransitionTime": now},
-			map[string]any{"type": "QuotaReserved", "status": "True", "reason": "QuotaReserved", "message": "", "lastTransitionTime": now},
-		},
-	}}}
-	if err := x.apply(ctx, dispatchv1alpha1.GroupVersion.String(), "AdmissionGrant", grant, status); err != nil {
+	}
+	if err := x.kube.Status().Patch(ctx, grant, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return err
 	}
 	return x.apply(ctx, kueuev1beta2.GroupVersion.String(), "Workload", wl, &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{
-		"admissionChecks": []any{map[string]any{"name": baselineCheck, "state": "Ready", "message": "admission 1 of 1 granted", "lastTransitionTime": now}},
+		"admissionChecks": []any{map[string]any{"name": baselineCheck, "state": "Ready", "message": "admission 1 of 1 granted", "lastTransitionTime": now.Format(time.RFC3339)}},
 	}}})
 }
 

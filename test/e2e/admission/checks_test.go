@@ -9,7 +9,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -29,19 +28,12 @@ var _ = Describe("A queue with another controller's check beside ours", func() {
 	})
 
 	It("starts nothing twice, and leaves nothing waiting, when the LocalQueue is held and released", func(ctx SpecContext) {
-		stop := func(policy kueuev1beta2.StopPolicy) {
-			queue := &kueuev1beta2.LocalQueue{}
-			Expect(kube.Get(ctx, client.ObjectKey{Namespace: s.name, Name: s.name}, queue)).To(Succeed())
-			before := queue.DeepCopy()
-			queue.Spec.StopPolicy = ptr.To(policy)
-			Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
-		}
-		stop(kueuev1beta2.Hold)
+		s.stopLocal(ctx, kueuev1beta2.Hold)
 		Eventually(func(g Gomega) {
 			g.Expect(workloadCondition(ctx, job, kueuev1beta2.WorkloadQuotaReserved)).To(BeFalse())
 			g.Expect(entry(ctx, job, kueuejobs.Check)).To(HaveField("State", kueuev1beta2.CheckStatePending), "a stale Ready is set back")
 		}).Should(Succeed())
-		stop(kueuev1beta2.None)
+		s.stopLocal(ctx, kueuev1beta2.None)
 		eventuallyReadyWhileOtherPending(ctx, job)
 		Expect(starts.Of(job.UID)).To(Equal(0))
 		Expect(used(ctx, job)).To(Equal(0))
@@ -93,8 +85,13 @@ func eventuallyReadyWhileOtherPending(ctx context.Context, job *batchv1.Job) {
 // decideOther is the other check's controller.
 func decideOther(ctx context.Context, job *batchv1.Job, state kueuev1beta2.CheckState) {
 	GinkgoHelper()
+	decideOtherOn(ctx, workload(ctx, job), state)
+}
+
+func decideOtherOn(ctx context.Context, wl *kueuev1beta2.Workload, state kueuev1beta2.CheckState) {
+	GinkgoHelper()
 	Eventually(func() error {
-		wl := workload(ctx, job)
+		wl := workloadNamed(ctx, wl.Namespace, wl.Name)
 		for i := range wl.Status.AdmissionChecks {
 			if entry := &wl.Status.AdmissionChecks[i]; entry.Name == kueuejobs.OtherCheck {
 				entry.State, entry.Message, entry.LastTransitionTime = state, "decided by the test", metav1.Now()
@@ -122,22 +119,13 @@ func neverWaited(ctx context.Context, job *batchv1.Job) {
 }
 
 var _ = Describe("An AdmissionCheck", func() {
-	setChecks := func(ctx context.Context, s site, checks ...string) {
-		GinkgoHelper()
-		queue := &kueuev1beta2.ClusterQueue{}
-		Expect(kube.Get(ctx, client.ObjectKey{Name: s.name}, queue)).To(Succeed())
-		before := queue.DeepCopy()
-		queue.Spec.AdmissionChecksStrategy = kueuejobs.Checks(checks...)
-		Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
-	}
-
 	It("that is added to the queue while a job runs counts that run", func(ctx SpecContext) {
 		s := newSite(ctx)
 		job := s.submit(ctx, "train", kueuejobs.UntilEvicted, priority("low"))
 		Eventually(starts.Of).WithArguments(job.UID).Should(Equal(1))
 		Expect(grant(ctx, job)).To(BeNil())
 
-		setChecks(ctx, s, kueuejobs.Check)
+		s.setChecks(ctx, kueuejobs.Check)
 		eventuallyRuns(ctx, job, 1)
 		Consistently(suspended).WithArguments(ctx, job).Should(BeFalse())
 
@@ -170,13 +158,13 @@ var _ = Describe("An AdmissionCheck", func() {
 		eventuallyRuns(ctx, job, 1)
 
 		By("taking it off the queue, and putting another controller's on it")
-		setChecks(ctx, s, kueuejobs.OtherCheck)
+		s.setChecks(ctx, kueuejobs.OtherCheck)
 		Expect(kube.Delete(ctx, check)).To(Succeed())
 		Eventually(func() error { return kube.Get(ctx, client.ObjectKeyFromObject(check), check) }).Should(MatchError(ContainSubstring("not found")))
 		again := kueuejobs.AdmissionCheck("moving", "example.com/other")
 		Expect(kube.Create(ctx, again)).To(Succeed())
 		setActive(ctx, again)
-		setChecks(ctx, s, "moving")
+		s.setChecks(ctx, "moving")
 		urgent := s.submit(ctx, "urgent", kueuejobs.UntilEvicted, priority("high"))
 		Eventually(workloadCondition).WithArguments(ctx, urgent, kueuev1beta2.WorkloadQuotaReserved).Should(BeTrue())
 		Consistently(entry).WithArguments(ctx, urgent, "moving").Should(HaveField("State", kueuev1beta2.CheckStatePending))
@@ -190,7 +178,7 @@ var _ = Describe("An AdmissionCheck", func() {
 		Eventually(starts.Of).WithArguments(job.UID).Should(Equal(1))
 		urgent := s.submit(ctx, "urgent", kueuejobs.UntilEvicted, priority("high"))
 		Eventually(starts.Of).WithArguments(urgent.UID).Should(Equal(1))
-		setChecks(ctx, s, kueuejobs.Check)
+		s.setChecks(ctx, kueuejobs.Check)
 		Eventually(entry).WithArguments(ctx, job, kueuejobs.Check).Should(HaveField("State", kueuev1beta2.CheckStatePending))
 		Expect(kube.Delete(ctx, urgent, client.PropagationPolicy(metav1.DeletePropagationBackground))).To(Succeed())
 		eventuallyHeld(ctx, job, 2)

@@ -9,7 +9,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/dispatch-dev/dispatch/test/kueuejobs"
@@ -64,17 +63,10 @@ var _ = DescribeTable("A job that was evicted", func(ctx SpecContext, why string
 		setActive(true)
 	})),
 	Entry("by a stopped ClusterQueue", "evicted (The ClusterQueue is stopped)", eviction(func(ctx context.Context, s site, job *batchv1.Job) {
-		stop := func(policy kueuev1beta2.StopPolicy) {
-			queue := &kueuev1beta2.ClusterQueue{}
-			Expect(kube.Get(ctx, client.ObjectKey{Name: s.name}, queue)).To(Succeed())
-			before := queue.DeepCopy()
-			queue.Spec.StopPolicy = ptr.To(policy)
-			Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
-		}
-		stop(kueuev1beta2.HoldAndDrain)
+		s.stop(ctx, kueuev1beta2.HoldAndDrain)
 		Eventually(suspended).WithArguments(ctx, job).Should(BeTrue())
 		Eventually(workloadCondition).WithArguments(ctx, job, kueuev1beta2.WorkloadQuotaReserved).Should(BeFalse())
-		stop(kueuev1beta2.None)
+		s.stop(ctx, kueuev1beta2.None)
 	})),
 	Entry("with its Workload deleted", "1 of 1 granted used", eviction(func(ctx context.Context, _ site, job *batchv1.Job) {
 		before := workload(ctx, job)

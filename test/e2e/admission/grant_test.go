@@ -6,11 +6,9 @@ import (
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
 	batchv1 "k8s.io/api/batch/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	kueuev1beta2 "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	dispatchv1alpha1 "github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/test/kueuejobs"
@@ -112,11 +110,7 @@ var _ = Describe("An AdmissionGrant", func() {
 		wrong := userGrant(workload(ctx, later).Name, blocker, blocker.UID)
 		Expect(kube.Create(ctx, wrong)).To(Succeed())
 		By("giving the queue room for both")
-		queue := &kueuev1beta2.ClusterQueue{}
-		Expect(kube.Get(ctx, client.ObjectKey{Name: s.name}, queue)).To(Succeed())
-		before := queue.DeepCopy()
-		queue.Spec.ResourceGroups[0].Flavors[0].Resources[0].NominalQuota = resource.MustParse("2")
-		Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
+		s.setCPUs(ctx, 2)
 		Eventually(entry).WithArguments(ctx, later, kueuejobs.Check).Should(HaveField("Message", ContainSubstring("is another job's")))
 		Expect(suspended(ctx, later)).To(BeTrue())
 		Expect(kube.Delete(ctx, wrong)).To(Succeed())

@@ -14,9 +14,12 @@ import (
 
 	. "github.com/onsi/ginkgo/v2"
 	. "github.com/onsi/gomega"
+	gomegatypes "github.com/onsi/gomega/types"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,6 +28,7 @@ import (
 
 	dispatchv1alpha1 "github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/test/controlplane"
+	"github.com/dispatch-dev/dispatch/test/controlplane/ports"
 	"github.com/dispatch-dev/dispatch/test/install"
 	"github.com/dispatch-dev/dispatch/test/kueuejobs"
 )
@@ -42,8 +46,9 @@ var (
 	kube client.WithWatch
 	// starts of all Jobs.
 	starts *kueuejobs.Starts
-	// admission is dispatch-admission.
-	admission *controlplane.Component
+	// admission is dispatch-admission, and metricsAddress where it serves its metrics.
+	admission      *controlplane.Component
+	metricsAddress string
 )
 
 func TestAdmission(t *testing.T) {
@@ -61,8 +66,14 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	var err error
 	cluster, err = controlplane.Start(ctx, controlplane.Options{
 		Kueue: true, ControllerManager: true, Scheduler: true, KWOK: true,
+		Controllers: []string{
+			"job-controller", "statefulset-controller", "garbage-collector-controller", "namespace-controller", "serviceaccount-controller",
+		},
 		AdmissionPlugins: []string{"OwnerReferencesPermissionEnforcement"},
 		ConfigureKueue: func(config *kueueconfig.Configuration) {
+			config.FeatureGates["ElasticJobsViaWorkloadSlices"] = true
+			config.Integrations.Frameworks = append(config.Integrations.Frameworks,
+				"pod", "statefulset", "leaderworkerset.x-k8s.io/leaderworkerset")
 			config.WaitForPodsReady = &kueueconfig.WaitForPodsReady{
 				Timeout: metav1.Duration{Duration: podsReadyTimeout},
 				RequeuingStrategy: &kueueconfig.RequeuingStrategy{
@@ -94,7 +105,14 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 
 	config, err := cluster.ServiceAccountConfig(ctx, install.Namespace, install.AdmissionAccount)
 	Expect(err).NotTo(HaveOccurred())
-	admission, err = install.Process{Program: "dispatch-admission", Folder: folder, Config: config}.New()
+	port, release, err := ports.Reserve()
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(release)
+	metricsAddress = fmt.Sprintf("127.0.0.1:%d", port)
+	admission, err = install.Process{
+		Program: "dispatch-admission", Folder: folder, Config: config,
+		Args: []string{"-metrics-bind-address=" + metricsAddress},
+	}.New()
 	Expect(err).NotTo(HaveOccurred())
 	Expect(admission.Start(ctx)).To(Succeed())
 	DeferCleanup(admission.Stop)
@@ -132,6 +150,47 @@ func newSite(ctx context.Context, checks ...string) site {
 		}).WithTimeout(time.Minute).Should(Succeed())
 	})
 	return s
+}
+
+// setCPUs gives the site's ClusterQueue another quota.
+func (s site) setCPUs(ctx context.Context, cpus int64) {
+	GinkgoHelper()
+	s.editClusterQueue(ctx, func(queue *kueuev1beta2.ClusterQueue) {
+		queue.Spec.ResourceGroups[0].Flavors[0].Resources[0].NominalQuota = *resource.NewQuantity(cpus, resource.DecimalSI)
+	})
+}
+
+// setChecks makes the site's ClusterQueue list the checks and no others.
+func (s site) setChecks(ctx context.Context, checks ...string) {
+	GinkgoHelper()
+	s.editClusterQueue(ctx, func(queue *kueuev1beta2.ClusterQueue) {
+		queue.Spec.AdmissionChecksStrategy = kueuejobs.Checks(checks...)
+	})
+}
+
+// stop holds or drains the site's ClusterQueue, or releases it.
+func (s site) stop(ctx context.Context, policy kueuev1beta2.StopPolicy) {
+	GinkgoHelper()
+	s.editClusterQueue(ctx, func(queue *kueuev1beta2.ClusterQueue) { queue.Spec.StopPolicy = ptr.To(policy) })
+}
+
+// stopLocal does so with its LocalQueue.
+func (s site) stopLocal(ctx context.Context, policy kueuev1beta2.StopPolicy) {
+	GinkgoHelper()
+	queue := &kueuev1beta2.LocalQueue{}
+	Expect(kube.Get(ctx, client.ObjectKey{Namespace: s.name, Name: s.name}, queue)).To(Succeed())
+	before := queue.DeepCopy()
+	queue.Spec.StopPolicy = ptr.To(policy)
+	Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
+}
+
+func (s site) editClusterQueue(ctx context.Context, edit func(*kueuev1beta2.ClusterQueue)) {
+	GinkgoHelper()
+	queue := &kueuev1beta2.ClusterQueue{}
+	Expect(kube.Get(ctx, client.ObjectKey{Name: s.name}, queue)).To(Succeed())
+	before := queue.DeepCopy()
+	edit(queue)
+	Expect(kube.Patch(ctx, queue, client.MergeFrom(before))).To(Succeed())
 }
 
 // submit creates a Job at the site.
@@ -185,22 +244,58 @@ func grant(ctx context.Context, job *batchv1.Job) *dispatchv1alpha1.AdmissionGra
 
 func used(ctx context.Context, job *batchv1.Job) int {
 	GinkgoHelper()
-	if g := grant(ctx, job); g != nil {
-		return int(ptr.Deref(g.Status.Admissions, 0))
+	return usedOf(grant(ctx, job))
+}
+
+func usedOf(grant *dispatchv1alpha1.AdmissionGrant) int {
+	if grant == nil {
+		return 0
 	}
-	return 0
+	return int(ptr.Deref(grant.Status.Admissions, 0))
+}
+
+// workloadNamed is the Workload of the name, or nil.
+func workloadNamed(ctx context.Context, namespace, name string) *kueuev1beta2.Workload {
+	GinkgoHelper()
+	wl := &kueuev1beta2.Workload{}
+	if err := kube.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, wl); apierrors.IsNotFound(err) {
+		return nil
+	} else {
+		Expect(err).NotTo(HaveOccurred())
+	}
+	return wl
+}
+
+// grantNamed is the AdmissionGrant of the name, or nil.
+func grantNamed(ctx context.Context, namespace, name string) *dispatchv1alpha1.AdmissionGrant {
+	GinkgoHelper()
+	grant := &dispatchv1alpha1.AdmissionGrant{}
+	if err := kube.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, grant); apierrors.IsNotFound(err) {
+		return nil
+	} else {
+		Expect(err).NotTo(HaveOccurred())
+	}
+	return grant
+}
+
+// hasCondition says whether the condition of the Workload, which may be nil, is True.
+func hasCondition(wl *kueuev1beta2.Workload, kind string) bool {
+	return wl != nil && meta.IsStatusConditionTrue(wl.Status.Conditions, kind)
 }
 
 func workloadCondition(ctx context.Context, job *batchv1.Job, kind string) bool {
 	GinkgoHelper()
-	wl := workload(ctx, job)
-	return wl != nil && meta.IsStatusConditionTrue(wl.Status.Conditions, kind)
+	return hasCondition(workload(ctx, job), kind)
 }
 
 // entry is the state and message of a check on the Job's Workload.
 func entry(ctx context.Context, job *batchv1.Job, check string) kueuev1beta2.AdmissionCheckState {
 	GinkgoHelper()
-	if wl := workload(ctx, job); wl != nil {
+	return entryOf(workload(ctx, job), check)
+}
+
+func entryOf(wl *kueuev1beta2.Workload, check string) kueuev1beta2.AdmissionCheckState {
+	if wl != nil {
 		for _, entry := range wl.Status.AdmissionChecks {
 			if string(entry.Name) == check {
 				return entry
@@ -242,12 +337,7 @@ func eventuallyHeld(ctx context.Context, job *batchv1.Job, n int) {
 		g.Expect(current).NotTo(BeNil())
 		g.Expect(meta.IsStatusConditionTrue(current.Status.Conditions, dispatchv1alpha1.WaitingCondition)).To(BeTrue())
 		g.Expect(meta.IsStatusConditionTrue(current.Status.Conditions, kueuev1beta2.WorkloadQuotaReserved)).To(BeTrue())
-		g.Expect(entry(ctx, job, kueuejobs.Check)).To(And(
-			HaveField("State", kueuev1beta2.CheckStatePending),
-			HaveField("Message", And(
-				HavePrefix("admission %d waits since ", n),
-				HaveSuffix("raise spec.admissions of AdmissionGrant %s/%s to %d", current.Namespace, current.Name, n))),
-		))
+		g.Expect(entry(ctx, job, kueuejobs.Check)).To(beHeld(current, n))
 		g.Expect(suspended(ctx, job)).To(BeTrue())
 	}).Should(Succeed())
 	Consistently(func(g Gomega) {
@@ -257,22 +347,36 @@ func eventuallyHeld(ctx context.Context, job *batchv1.Job, n int) {
 	}).Should(Succeed())
 }
 
+// beHeld matches the check's entry on a Workload whose nth admission waits for its grant.
+func beHeld(grant *dispatchv1alpha1.AdmissionGrant, n int) gomegatypes.GomegaMatcher {
+	return And(
+		HaveField("State", kueuev1beta2.CheckStatePending),
+		HaveField("Message", And(
+			HavePrefix("admission %d waits since ", n),
+			HaveSuffix("raise spec.admissions of AdmissionGrant %s/%s to %d", grant.Namespace, grant.Name, n))))
+}
+
 // raise grants the Job's nth admission as a person would.
 func raise(ctx context.Context, job *batchv1.Job, n int) {
 	GinkgoHelper()
-	out, err := cluster.Kubectl(ctx, "patch", "admissiongrant", grant(ctx, job).Name, "-n", job.Namespace,
+	raiseGrant(ctx, grant(ctx, job), n)
+}
+
+func raiseGrant(ctx context.Context, grant *dispatchv1alpha1.AdmissionGrant, n int) {
+	GinkgoHelper()
+	out, err := cluster.Kubectl(ctx, "patch", "admissiongrant", grant.Name, "-n", grant.Namespace,
 		"--type=merge", "-p", fmt.Sprintf(`{"spec":{"admissions":%d}}`, n))
 	Expect(err).NotTo(HaveOccurred(), out)
 }
 
-// events are the reasons and notes of the events on the Job.
-func events(ctx context.Context, job *batchv1.Job) string {
+// events are the reasons and notes of the events on the Job or other object.
+func events(ctx context.Context, job client.Object) string {
 	GinkgoHelper()
 	list := &corev1.EventList{}
-	Expect(kube.List(ctx, list, client.InNamespace(job.Namespace))).To(Succeed())
+	Expect(kube.List(ctx, list, client.InNamespace(job.GetNamespace()))).To(Succeed())
 	var lines []string
 	for _, event := range list.Items {
-		if event.InvolvedObject.UID == job.UID {
+		if event.InvolvedObject.UID == job.GetUID() {
 			lines = append(lines, event.Reason+": "+event.Message)
 		}
 	}

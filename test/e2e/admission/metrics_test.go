@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -27,6 +28,13 @@ var _ = Describe("The metrics", func() {
 
 	It("tell what waits, for how long, what was decided and how long that took", func(ctx SpecContext) {
 		s := newSite(ctx, kueuejobs.Check)
+		Eventually(func() error { // dispatch-admission may have just been started
+			connection, err := net.Dial("tcp", metricsAddress)
+			if err != nil {
+				return err
+			}
+			return connection.Close()
+		}).Should(Succeed())
 		before := scrape()
 		Expect(before.find(waiting, "cluster_queue", s.name)).To(BeNil())
 		// The other specs' jobs come and go, but none while this one runs: a difference is this one's.
@@ -83,11 +91,8 @@ type families map[string]*dto.MetricFamily
 
 func scrape() families {
 	GinkgoHelper()
-	var response *http.Response
-	Eventually(func() (err error) { // it may have just been started
-		response, err = http.Get("http://" + metricsAddress + "/metrics")
-		return err
-	}).Should(Succeed())
+	response, err := http.Get("http://" + metricsAddress + "/metrics")
+	Expect(err).NotTo(HaveOccurred())
 	defer response.Body.Close()
 	Expect(response.StatusCode).To(Equal(http.StatusOK))
 	parser := expfmt.NewTextParser(model.UTF8Validation)

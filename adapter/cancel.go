@@ -42,7 +42,9 @@ func (t *Target) Cancel(ctx context.Context, job Job) (gone bool, err error) {
 			return false, nil
 		}
 	}
-	if err := t.letGo(ctx, &job, object); err != nil {
+	if err := t.letGo(ctx, &job, object); apierrors.IsConflict(err) {
+		return false, nil // it was changed, as a job is whose pods end
+	} else if err != nil {
 		return false, err
 	}
 	object, err = t.ours(ctx, &job, true)

@@ -2,34 +2,87 @@ package adapter_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
+	"time"
 
-	"k8s.io/client-go/tools/clientcmd"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 
 	"github.com/dispatch-dev/dispatch/adapter"
-	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 )
 
-func ExampleOpen() {
-	cfg, err := clientcmd.BuildConfigFromFlags("", os.Getenv("TARGET_KUBECONFIG"))
+// targetConfig is what clientcmd makes of the target's kubeconfig; here, that of a cluster without Kueue.
+func targetConfig() *rest.Config {
+	cluster, err := realCluster()
 	if err != nil {
-		fmt.Println("no target to open")
-		return
+		panic(err)
 	}
-	target, err := adapter.Open(context.Background(), cfg, adapter.Options{
-		Kueue: &v1alpha1.KueueSpec{ClusterQueue: "gpu"},
-	})
+	return cluster.Config()
+}
+
+// A job is sent, looked at and cancelled. This target has no Kueue; with Kueue, Options name the
+// ClusterQueue, the Submission a LocalQueue that leads to it, and Grant lets the job start again after an
+// eviction.
+func Example() {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	defer cancel()
+	target, err := adapter.Open(ctx, targetConfig(), adapter.Options{Name: "west"})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	defer target.Close()
+	fmt.Println("mode:", target.Preflight().Mode)
 
-	result := target.Preflight()
-	fmt.Println("mode:", result.Mode)
-	for _, condition := range result.Conditions {
-		fmt.Printf("%s is %s (%s): %s\n", condition.Type, condition.Status, condition.Reason, condition.Message)
+	template, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&batchv1.Job{
+		Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
+			RestartPolicy: corev1.RestartPolicyNever,
+			Containers:    []corev1.Container{{Name: "main", Image: "registry.example/train"}},
+		}}},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
-	// Output: no target to open
+	delete(template, "status")
+	template["apiVersion"], template["kind"] = "batch/v1", "Job"
+	job, err := target.Submit(ctx, adapter.Submission{
+		ID: "train-2026-11-29", Namespace: "default", Name: "train", Template: &unstructured.Unstructured{Object: template},
+	})
+	var observeOnly *adapter.ObserveOnlyError
+	switch {
+	case errors.As(err, &observeOnly):
+		fmt.Println("held until this changes:", observeOnly.Condition)
+		return
+	case errors.Is(err, adapter.ErrRequest):
+		fmt.Println("nobody knows whether the job is there: submit it once more, with the same ID")
+		return
+	case err != nil:
+		fmt.Println(err)
+		return
+	}
+
+	inspection, err := target.Inspect(ctx, job)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("%s: %s\n", inspection.Phase, inspection.Message)
+
+	for gone := false; !gone; time.Sleep(100 * time.Millisecond) {
+		if gone, err = target.Cancel(ctx, job); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	_, err = target.Inspect(ctx, job)
+	fmt.Println("gone:", errors.Is(err, adapter.ErrJobNotFound))
+	// Output:
+	// mode: ReadWrite
+	// Running: the job was created to run at once: plain mode
+	// gone: true
 }

@@ -13,11 +13,10 @@ import (
 
 	"github.com/dispatch-dev/dispatch/adapter"
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
-	"github.com/dispatch-dev/dispatch/test/controlplane"
 )
 
 func TestOpen(t *testing.T) {
-	cluster := controlplane.StartForTest(t, controlplane.Options{})
+	cluster := clusterFor(t)
 
 	t.Run("without Kueue is a target that may be written to as soon as it is reached", func(t *testing.T) {
 		g := NewWithT(t)

@@ -1,7 +1,7 @@
 // Command demo shows dispatch at work on two real clusters, a hub and a target that runs Kueue, started as
-// plain processes on this machine: a gate that is proved and three that are not, a job that goes through,
-// and the gate closing and opening again when its controller dies and comes back. Then it leaves all of it
-// running until Ctrl-C; with --once it ends.
+// plain processes on this machine: a gate that is proved and three that are not, a job that is sent, evicted,
+// held and granted, and the gate closing and opening again when its controller dies and comes back. Then it
+// leaves all of it running until Ctrl-C; with --once it ends.
 package main
 
 import (
@@ -17,7 +17,9 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/yaml"
 
 	"github.com/dispatch-dev/dispatch/test/controlplane"
 	"github.com/dispatch-dev/dispatch/test/install"
@@ -62,7 +64,7 @@ func run(ctx context.Context, once bool) error {
 	say("All of it goes on running until Ctrl-C. To look around, in another terminal:")
 	fmt.Printf("  alias hub='%s --kubeconfig=%s'\n", d.hub.KubectlPath(), d.hub.KubeconfigPath())
 	fmt.Printf("  alias target='%s --kubeconfig=%s'\n", d.target.KubectlPath(), d.target.KubeconfigPath())
-	fmt.Println("  hub get dispatchtargets -o wide --watch")
+	fmt.Println("  hub get dispatchtargets,dispatchjobs -o wide")
 	fmt.Println("  target get workloads,jobs,leases -A")
 	fmt.Printf("  kill -9 %d      # dispatch-admission: the gate closes 30 s after its last renewal\n", d.admission.PID())
 	fmt.Printf("  tail -f %s\n", d.manager.LogPath())
@@ -111,6 +113,9 @@ func (d *demo) start(ctx context.Context) error {
 		return err
 	}
 	if err := install.Target(ctx, d.target); err != nil {
+		return err
+	}
+	if err := install.TargetWrite(ctx, d.target); err != nil {
 		return err
 	}
 	if err := install.Programs(ctx, d.folder); err != nil {
@@ -174,16 +179,7 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 
-	say("A job on the target: Kueue reserves quota, dispatch-admission lets it through, it runs and finishes")
-	if err := d.kubectl(ctx, d.target, "apply", "-f", filepath.Join(d.samples, "target", "job.yaml")); err != nil {
-		return err
-	}
-	err = d.waitFor(ctx, d.target, time.Minute, func(out string) bool { return strings.Contains(out, "Complete") },
-		"get", "job", "train")
-	if err != nil {
-		return err
-	}
-	if err := d.kubectl(ctx, d.target, "get", "workloads"); err != nil {
+	if err := d.showJob(ctx); err != nil {
 		return err
 	}
 
@@ -205,6 +201,79 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 	return d.waitForTargets(ctx, time.Minute, map[string]string{"gpu-west": "ReadWrite True Proved"})
+}
+
+// showJob sends a job, lets Kueue evict it, and grants it a second admission.
+func (d *demo) showJob(ctx context.Context) error {
+	job, err := d.longJob()
+	if err != nil {
+		return err
+	}
+	say("A DispatchJob on the hub (the sample, its pods running for 10 s): it is sent, let through, and runs")
+	if err := d.kubectl(ctx, d.hub, "apply", "-f", job); err != nil {
+		return err
+	}
+	if err := d.waitForJob(ctx, "Running 1/1 Running"); err != nil {
+		return err
+	}
+
+	say("The target's queue is drained and opened again: Kueue evicts the job, and would start it again")
+	if err := d.kubectl(ctx, d.target, "patch", "clusterqueue", "gpu", "--type=merge", "-p", `{"spec":{"stopPolicy":"HoldAndDrain"}}`); err != nil {
+		return err
+	}
+	if err := d.waitForJob(ctx, "Evicted 1/1 WaitingForQuota"); err != nil {
+		return err
+	}
+	if err := d.kubectl(ctx, d.target, "patch", "clusterqueue", "gpu", "--type=merge", "-p", `{"spec":{"stopPolicy":"None"}}`); err != nil {
+		return err
+	}
+	if err := d.waitForJob(ctx, "Waiting 1/1 WaitingForGrant"); err != nil {
+		return err
+	}
+	if err := d.kubectl(ctx, d.target, "get", "admissiongrants"); err != nil {
+		return err
+	}
+
+	say("It stays suspended until somebody says that it may start there again")
+	if err := d.kubectl(ctx, d.hub, "patch", "dispatchjob", "sent", "--type=merge", "-p", `{"spec":{"admissions":2}}`); err != nil {
+		return err
+	}
+	if err := d.waitForJob(ctx, "Succeeded 2/2"); err != nil {
+		return err
+	}
+
+	say("Deleted on the hub, it is gone from the target")
+	if err := d.kubectl(ctx, d.hub, "delete", "dispatchjob", "sent"); err != nil {
+		return err
+	}
+	return d.waitFor(ctx, d.target, time.Minute, func(out string) bool { return out == "" }, "get", "jobs,workloads,admissiongrants", "-o", "name")
+}
+
+// longJob is the sample with an annotation by which KWOK lets its pods run for a while.
+func (d *demo) longJob() (string, error) {
+	data, err := os.ReadFile(filepath.Join(d.samples, "dispatchjob.yaml"))
+	if err != nil {
+		return "", err
+	}
+	job := map[string]any{}
+	if err := yaml.Unmarshal(data, &job); err != nil {
+		return "", err
+	}
+	if err := unstructured.SetNestedField(job, "10s", "spec", "template", "spec", "template", "metadata", "annotations", controlplane.CompletionDelayAnnotation); err != nil {
+		return "", err
+	}
+	if data, err = yaml.Marshal(job); err != nil {
+		return "", err
+	}
+	path := filepath.Join(d.folder, "dispatchjob.yaml")
+	return path, os.WriteFile(path, data, 0o600)
+}
+
+// waitForJob prints `kubectl get dispatchjobs` whenever it changes, until phase, admissions and reason are as
+// wanted.
+func (d *demo) waitForJob(ctx context.Context, want string) error {
+	return d.waitFor(ctx, d.hub, time.Minute, func(out string) bool { return strings.Contains(squeeze(out), "sent gpu-west "+want+" ") },
+		"get", "dispatchjobs")
 }
 
 // waitForTargets prints `kubectl get dispatchtargets` whenever it changes, until each named target shows
@@ -251,7 +320,7 @@ func squeeze(table string) string { return spaces.ReplaceAllString(table, " ") }
 
 // kubectl runs a command in sight.
 func (d *demo) kubectl(ctx context.Context, cluster *controlplane.Cluster, args ...string) error {
-	shown := strings.ReplaceAll(strings.Join(args, " "), d.samples, "config/samples")
+	shown := strings.ReplaceAll(strings.ReplaceAll(strings.Join(args, " "), d.samples, "config/samples"), d.folder+"/", "")
 	fmt.Printf("$ kubectl %s\n", shown)
 	out, err := cluster.Kubectl(ctx, args...)
 	fmt.Print(out)

@@ -1,10 +1,11 @@
 package dispatchjob
 
 import (
-	"context"
 	"encoding/json"
+	"net/http"
 	"net/url"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	. "github.com/onsi/ginkgo/v2"
@@ -12,7 +13,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -28,6 +28,7 @@ const hubUser = "system:serviceaccount:" + install.Namespace + ":" + install.Hub
 // write is one request by the hub that could change something, as the API server's audit log has it.
 type write struct {
 	verb, name string
+	code       int32
 	received   time.Time
 }
 
@@ -41,6 +42,9 @@ func writesBy(t *target) []write {
 			w := write{verb: e.Verb, received: e.RequestReceivedTimestamp.Time}
 			if e.ObjectRef != nil {
 				w.name = e.ObjectRef.Name
+			}
+			if e.ResponseStatus != nil {
+				w.code = e.ResponseStatus.Code
 			}
 			writes = append(writes, w)
 		}
@@ -92,25 +96,72 @@ var _ = Describe("A target whose admission controller dies", Serial, func() {
 		defer network.listener.Close()
 		through := rest.CopyConfig(west.hub)
 		through.Host = "https://" + network.listener.Addr().String()
+		// Once armed, the network holds from the moment that three writes are about to be sent, and not before.
+		var armed atomic.Bool
+		var writing atomic.Int32
+		allWrite := make(chan struct{})
+		through.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(req *http.Request) (*http.Response, error) {
+				if armed.Load() && req.Method != http.MethodGet {
+					if writing.Add(1) == 3 {
+						network.hold(true)
+						close(allWrite)
+					}
+					select {
+					case <-allWrite:
+					case <-req.Context().Done():
+						return nil, req.Context().Err()
+					}
+				}
+				return next.RoundTrip(req)
+			})
+		})
 		library, err := adapter.Open(ctx, through, adapter.Options{Kueue: &v1alpha1.KueueSpec{ClusterQueue: "gpu"}})
 		Expect(err).NotTo(HaveOccurred())
 		defer library.Close()
 		Expect(library.Preflight().Mode).To(Equal(v1alpha1.ModeReadWrite))
+
+		submission := func(name string) adapter.Submission {
+			var content map[string]any
+			Expect(yaml.Unmarshal([]byte(template(time.Hour)), &content)).To(Succeed())
+			return adapter.Submission{ID: name, Namespace: team, Name: name, LocalQueue: "gpu", Template: &unstructured.Unstructured{Object: roundTrip(content)}}
+		}
+		cancelled, err := library.Submit(ctx, submission("held-cancel"))
+		Expect(err).NotTo(HaveOccurred())
+		granted, err := library.Submit(ctx, submission("held-grant"))
+		Expect(err).NotTo(HaveOccurred())
+		Eventually(func(g Gomega) {
+			inspection, err := library.Inspect(ctx, granted)
+			g.Expect(err).NotTo(HaveOccurred())
+			g.Expect(inspection.Admissions).To(HaveValue(HaveField("Summary", "1/1")))
+		}).Should(Succeed())
+		for _, name := range []string{"kept", "raised"} {
+			apply(ctx, team, name, "west", "gpu", template(time.Hour))
+		}
+		for _, name := range []string{"kept", "raised"} {
+			Eventually(phase).WithArguments(ctx, name).Should(Equal(v1alpha1.JobRunning))
+		}
 
 		west.admission.Kill()
 		var lease coordinationv1.Lease
 		Expect(west.kube.Get(ctx, client.ObjectKey{Namespace: install.Namespace, Name: "dispatch-admission"}, &lease)).To(Succeed())
 		expiry := lease.Spec.RenewTime.Add(2 * time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)
 
-		By("holding back a request until after the expiry")
+		By("holding back a request of each kind until after the expiry")
 		time.Sleep(time.Until(expiry.Add(-4 * time.Second)))
-		var content map[string]any
-		Expect(yaml.Unmarshal([]byte(template(time.Hour)), &content)).To(Succeed())
-		_, err = library.Submit(ctx, adapter.Submission{
-			ID: "held-back", Namespace: team, Name: "held-back", LocalQueue: "gpu", Template: &unstructured.Unstructured{Object: roundTrip(content)},
-			Intend: func(context.Context, types.UID) error { network.hold(true); return nil },
-		})
-		Expect(err).To(MatchError(adapter.ErrRequest))
+		armed.Store(true)
+		together(
+			func() {
+				_, err := library.Submit(ctx, submission("held-back"))
+				Expect(err).To(MatchError(adapter.ErrRequest))
+			},
+			func() {
+				_, err := library.Cancel(ctx, cancelled)
+				Expect(err).To(MatchError(adapter.ErrRequest))
+			},
+			func() { Expect(library.Grant(ctx, granted, 2)).To(MatchError(adapter.ErrRequest)) },
+		)
+		Expect(allWrite).To(BeClosed(), "all three were on their way")
 		Expect(time.Now()).To(BeTemporally("<", expiry))
 
 		By("asking for writes of every kind all the while")
@@ -118,9 +169,15 @@ var _ = Describe("A target whose admission controller dies", Serial, func() {
 		apply(ctx, team, "elsewhere", "east", "gpu", template(time.Hour))
 		time.Sleep(time.Until(expiry.Add(2 * time.Second)))
 		network.hold(false)
+		remove(ctx, "kept")
+		patch(ctx, "raised", `{"spec":{"admissions":2}}`)
 		Eventually(phase).WithArguments(ctx, "elsewhere").Should(Equal(v1alpha1.JobRunning))
 		apply(ctx, team, "later", "west", "gpu", template(time.Hour))
 		Eventually(condition).WithArguments(ctx, team, "later", v1alpha1.SubmittedCondition).Should(And(
+			HaveField("Reason", v1alpha1.TargetObserveOnlyReason), HaveField("Message", ContainSubstring("ReadmissionGate (LeaseStale)"))))
+		Eventually(condition).WithArguments(ctx, team, "kept", v1alpha1.ReadyCondition).Should(And(
+			HaveField("Reason", v1alpha1.CancelHeldReason), HaveField("Message", ContainSubstring("ReadmissionGate (LeaseStale)"))))
+		Eventually(condition).WithArguments(ctx, team, "raised", v1alpha1.ReadyCondition).Should(And(
 			HaveField("Reason", v1alpha1.TargetObserveOnlyReason), HaveField("Message", ContainSubstring("ReadmissionGate (LeaseStale)"))))
 		_, err = library.Cancel(ctx, adapter.Job{})
 		Expect(err).To(MatchError(adapter.ErrObserveOnly))
@@ -130,6 +187,11 @@ var _ = Describe("A target whose admission controller dies", Serial, func() {
 			Expect(w.received).To(BeTemporally("<=", expiry.Add(time.Second)), "%s of %s", w.verb, w.name)
 		}
 		Expect(west.job(ctx, team, "held-back")).To(BeNil())
+		Expect(west.job(ctx, team, "held-cancel").DeletionTimestamp).To(BeNil())
+		Expect(west.job(ctx, team, "kept").DeletionTimestamp).To(BeNil())
+		inspection, err := library.Inspect(ctx, granted)
+		Expect(err).NotTo(HaveOccurred())
+		Expect(inspection.Admissions.Granted).To(BeEquivalentTo(1))
 
 		By("starting a new one")
 		Expect(west.admission.Start(ctx)).To(Succeed())
@@ -138,8 +200,21 @@ var _ = Describe("A target whose admission controller dies", Serial, func() {
 		Eventually(west.job).WithArguments(ctx, team, "later").WithPolling(20 * time.Millisecond).ShouldNot(BeNil())
 		AddReportEntry("seconds from proof to submission", time.Since(proved).Seconds())
 		Expect(time.Since(proved)).To(BeNumerically("<", time.Second))
+		Eventually(exists).WithArguments(ctx, "kept").Should(BeFalse())
+		Eventually(func(g Gomega) { g.Expect(get(ctx, team, "raised").Status.Admissions.Summary).To(Equal("1/2")) }).Should(Succeed())
+		for _, job := range []adapter.Job{cancelled, granted} {
+			Eventually(func(g Gomega) {
+				gone, err := library.Cancel(ctx, job)
+				g.Expect(err).NotTo(HaveOccurred())
+				g.Expect(gone).To(BeTrue())
+			}).Should(Succeed())
+		}
 	})
 })
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
 // roundTrip makes of any content what a client reads: numbers are int64.
 func roundTrip(content map[string]any) map[string]any {

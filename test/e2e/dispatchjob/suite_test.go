@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -24,6 +26,7 @@ import (
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
 	"github.com/dispatch-dev/dispatch/test/controlplane"
+	"github.com/dispatch-dev/dispatch/test/faultproxy"
 	"github.com/dispatch-dev/dispatch/test/install"
 	"github.com/dispatch-dev/dispatch/test/kueuejobs"
 )
@@ -36,6 +39,8 @@ type target struct {
 	*controlplane.Cluster
 	kube      client.WithWatch
 	admission *controlplane.Component
+	// network is what the admission controller reaches the API server through.
+	network *faultproxy.API
 	// hub is what the hub's ServiceAccount needs to reach it.
 	hub *rest.Config
 }
@@ -58,14 +63,22 @@ func TestDispatchJob(t *testing.T) {
 var _ = BeforeSuite(func(ctx SpecContext) {
 	programs = GinkgoT().TempDir()
 	Expect(install.Programs(ctx, programs)).To(Succeed())
-	hub = startCluster(ctx, controlplane.Options{})
-	hubClient = newClient(hub)
-	Expect(install.Hub(ctx, hub)).To(Succeed())
-	west, east = newTarget(ctx, "west"), newTarget(ctx, "east")
+	together(
+		func() {
+			hub = startCluster(ctx, controlplane.Options{})
+			hubClient = newClient(hub)
+			Expect(install.Hub(ctx, hub)).To(Succeed())
+		},
+		func() { west = newTarget(ctx, "west") },
+		func() { east = newTarget(ctx, "east") },
+	)
+	Expect([]any{hubClient, west, east}).NotTo(ContainElement(BeNil()), "all clusters have started")
 	for _, name := range []string{team, outsiders} {
 		Expect(hubClient.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})).To(Succeed())
 	}
-	manager = startProgram(ctx, hub, "dispatch-manager", "manager", install.ManagerAccount)
+	config, err := hub.ServiceAccountConfig(ctx, install.Namespace, install.ManagerAccount)
+	Expect(err).NotTo(HaveOccurred())
+	manager = startProgram(ctx, config, "dispatch-manager", "manager")
 	for name, t := range map[string]*target{"west": west, "east": east} {
 		setKubeConfig(ctx, name, t.hub)
 		Expect(hubClient.Create(ctx, dispatchTarget(name))).To(Succeed())
@@ -74,6 +87,19 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 		Eventually(gateOf).WithArguments(ctx, name).Should(Equal(v1alpha1.ProvedReason))
 	}
 }, NodeTimeout(15*time.Minute))
+
+// together does things side by side, to share the time that each waits.
+func together(all ...func()) {
+	GinkgoHelper()
+	var running sync.WaitGroup
+	for _, f := range all {
+		running.Go(func() {
+			defer GinkgoRecover()
+			f()
+		})
+	}
+	running.Wait()
+}
 
 func startCluster(ctx context.Context, options controlplane.Options) *controlplane.Cluster {
 	GinkgoHelper()
@@ -95,6 +121,10 @@ func newTarget(ctx context.Context, name string) *target {
 	GinkgoHelper()
 	t := &target{Cluster: startCluster(ctx, controlplane.Options{
 		Kueue: true, ControllerManager: true, Scheduler: true, KWOK: true, AuditLevel: auditv1.LevelMetadata,
+		Controllers: []string{
+			"job-controller", "garbage-collector-controller", "namespace-controller", "serviceaccount-controller",
+			"ttl-after-finished-controller",
+		},
 	})}
 	t.kube = newClient(t.Cluster)
 	Expect(install.Target(ctx, t.Cluster)).To(Succeed())
@@ -102,7 +132,7 @@ func newTarget(ctx context.Context, name string) *target {
 	for _, o := range []client.Object{
 		kueuejobs.ResourceFlavor(),
 		kueuejobs.AdmissionCheck(kueuejobs.Check, v1alpha1.DefaultControllerName),
-		kueuejobs.ClusterQueue("gpu", 8, kueuejobs.Check), kueuejobs.ClusterQueue("open", 8),
+		kueuejobs.ClusterQueue("gpu", 16, kueuejobs.Check), kueuejobs.ClusterQueue("open", 8),
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: team}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: outsiders}},
 		kueuejobs.LocalQueue(team, "gpu"), kueuejobs.LocalQueue(team, "open"), kueuejobs.LocalQueue(outsiders, "gpu"),
 	} {
@@ -111,14 +141,17 @@ func newTarget(ctx context.Context, name string) *target {
 	var err error
 	t.hub, err = t.ServiceAccountConfig(ctx, install.Namespace, install.HubAccount)
 	Expect(err).NotTo(HaveOccurred())
-	t.admission = startProgram(ctx, t.Cluster, "dispatch-admission", "admission-"+name, install.AdmissionAccount)
+	config, err := t.ServiceAccountConfig(ctx, install.Namespace, install.AdmissionAccount)
+	Expect(err).NotTo(HaveOccurred())
+	t.network, err = faultproxy.NewAPI(config)
+	Expect(err).NotTo(HaveOccurred())
+	DeferCleanup(t.network.Close)
+	t.admission = startProgram(ctx, t.network.Config(config), "dispatch-admission", "admission-"+name)
 	return t
 }
 
-func startProgram(ctx context.Context, cluster *controlplane.Cluster, program, name, account string) *controlplane.Component {
+func startProgram(ctx context.Context, config *rest.Config, program, name string) *controlplane.Component {
 	GinkgoHelper()
-	config, err := cluster.ServiceAccountConfig(ctx, install.Namespace, account)
-	Expect(err).NotTo(HaveOccurred())
 	process, err := install.Process{Program: program, Name: name, Folder: programs, Config: config}.New()
 	Expect(err).NotTo(HaveOccurred())
 	Expect(process.Start(ctx)).To(Succeed())
@@ -177,11 +210,14 @@ func template(runs time.Duration) string {
 		controlplane.CompletionDelayAnnotation, runs)
 }
 
-// apply makes a DispatchJob with kubectl, as a user would.
+// apply makes a DispatchJob with kubectl, as a user would. Without a queue it is one for plain mode.
 func apply(ctx context.Context, namespace, name, target, queue, template string) {
 	GinkgoHelper()
+	if queue != "" {
+		queue = "localQueue: " + queue + ","
+	}
 	Expect(hub.ApplyYAML(ctx, fmt.Appendf(nil,
-		`{apiVersion: dispatch.dev/v1alpha1, kind: DispatchJob, metadata: {namespace: %s, name: %s}, spec: {targetRef: {name: %s}, localQueue: %s, template: %s}}`,
+		`{apiVersion: dispatch.dev/v1alpha1, kind: DispatchJob, metadata: {namespace: %s, name: %s}, spec: {targetRef: {name: %s}, %s template: %s}}`,
 		namespace, name, target, queue, template))).To(Succeed())
 	DeferCleanup(func(ctx SpecContext) {
 		job := &v1alpha1.DispatchJob{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
@@ -217,6 +253,18 @@ func (t *target) job(ctx context.Context, namespace, name string) *batchv1.Job {
 		return nil
 	}
 	return &job
+}
+
+// patch merges content into a DispatchJob.
+func patch(ctx context.Context, name, content string) {
+	GinkgoHelper()
+	job := &v1alpha1.DispatchJob{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: name}}
+	Expect(hubClient.Patch(ctx, job, client.RawPatch(types.MergePatchType, []byte(content)))).To(Succeed())
+}
+
+func remove(ctx context.Context, name string) {
+	GinkgoHelper()
+	Expect(hubClient.Delete(ctx, &v1alpha1.DispatchJob{ObjectMeta: metav1.ObjectMeta{Namespace: team, Name: name}})).To(Succeed())
 }
 
 func exists(ctx context.Context, name string) bool {

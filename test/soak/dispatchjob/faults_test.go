@@ -2,6 +2,7 @@ package dispatchjob
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -174,13 +175,12 @@ func (s *soak) drainQueue(ctx context.Context, _ *batchv1.Job) error {
 
 // waitUntilStopped waits until the job, or any if it is nil, does not run.
 func (s *soak) waitUntilStopped(ctx context.Context, job *batchv1.Job) error {
-	return poll(ctx, func(context.Context) (bool, error) {
-		for _, running := range s.seen.running() {
-			if job == nil || running.UID == job.UID {
-				return false, nil
-			}
+	return poll(ctx, func(context.Context) (string, bool, error) {
+		running := s.seen.running()
+		if job != nil {
+			running = slices.DeleteFunc(running, func(r *batchv1.Job) bool { return r.UID != job.UID })
 		}
-		return true, nil
+		return fmt.Sprintf("%d jobs that were evicted run", len(running)), len(running) == 0, nil
 	})
 }
 

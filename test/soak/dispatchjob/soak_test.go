@@ -49,9 +49,9 @@ const (
 	// replicas of dispatch-manager all act at the same time: a harder test than election would allow. What a
 	// killed one has sent, and what is still on its way, meets another that is at work already.
 	replicas = 2
-	// stuckAfter is when a job that does not go on is stuck. A submission that was tried twice alone waits
+	// stuckAfter is when a job is stuck of which nothing has changed. One that was submitted in two tries waits
 	// 30 s, until no request to create it can be under way.
-	stuckAfter = 5 * time.Minute
+	stuckAfter = 2 * time.Minute
 )
 
 // soak is one run.
@@ -199,12 +199,11 @@ func (s *soak) program(ctx context.Context, cluster *controlplane.Cluster, folde
 
 // nothingLeft waits until the target has no job, nor anything that belongs to one.
 func (s *soak) nothingLeft(ctx context.Context) error {
-	var left []string
-	err := poll(ctx, func(ctx context.Context) (bool, error) {
-		left = nil
+	return poll(ctx, func(ctx context.Context) (string, bool, error) {
+		var left []string
 		for _, list := range []client.ObjectList{&batchv1.JobList{}, &kueuev1beta2.WorkloadList{}, &v1alpha1.AdmissionGrantList{}, &corev1.PodList{}} {
 			if err := s.targetClient.List(ctx, list, client.InNamespace(namespace)); err != nil {
-				return false, err
+				return "", false, err
 			}
 			err := meta.EachListItem(list, func(o runtime.Object) error {
 				object, err := meta.Accessor(o)
@@ -215,20 +214,29 @@ func (s *soak) nothingLeft(ctx context.Context) error {
 				return nil
 			})
 			if err != nil {
-				return false, err
+				return "", false, err
 			}
 		}
-		return len(left) == 0, nil
+		return "left on the target: " + strings.Join(left, ", "), len(left) == 0, nil
 	})
-	if err != nil {
-		return fmt.Errorf("left on the target: %s: %w", strings.Join(left, ", "), err)
-	}
-	return nil
 }
 
-// poll asks until it is done or an error, and gives up on what is stuck.
-func poll(ctx context.Context, done wait.ConditionWithContextFunc) error {
-	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, stuckAfter, true, done)
+// poll asks until it is done, or an error, or the state has been the same for too long.
+func poll(ctx context.Context, ask func(context.Context) (state string, done bool, err error)) error {
+	last, since := "", time.Now()
+	return wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		state, done, err := ask(ctx)
+		if done || err != nil {
+			return done, err
+		}
+		if state != last {
+			last, since = state, time.Now()
+		}
+		if time.Since(since) > stuckAfter {
+			return false, fmt.Errorf("nothing has changed for %s: %s", stuckAfter, state)
+		}
+		return false, nil
+	})
 }
 
 func (s *soak) report(took time.Duration) {

@@ -47,50 +47,50 @@ func (s *soak) sendOne(ctx context.Context, name string, random *rand.Rand) erro
 		s.counts.ttl.Add(1)
 	}
 	current := &v1alpha1.DispatchJob{}
-	err := poll(ctx, func(ctx context.Context) (bool, error) {
+	err := poll(ctx, func(ctx context.Context) (string, bool, error) {
 		select {
 		case <-cancelled:
 			s.counts.cancelled.Add(1)
-			return true, nil
+			return "", true, nil
 		default:
 		}
 		err := s.jobs.Get(ctx, client.ObjectKeyFromObject(job), current)
 		if apierrors.IsNotFound(err) || err == nil && current.UID != job.UID {
-			return false, nil // the watch has not told of it yet
+			return "the watch has not told of it", false, nil
 		}
 		if err != nil {
-			return false, err
+			return "", false, err
 		}
 		if finished := meta.FindStatusCondition(current.Status.Conditions, v1alpha1.FinishedCondition); finished != nil {
 			if finished.Reason != v1alpha1.JobSucceededReason || !s.seen.ended(job.UID) {
-				return false, fmt.Errorf("lost: it is %s: %s", finished.Reason, finished.Message)
+				return "", false, fmt.Errorf("it is lost: %s", statusOf(current))
 			}
 			if current.Status.Submission.Released || !untilReleased {
 				s.counts.succeeded.Add(1)
-				return true, nil
+				return "", true, nil
 			}
-			return false, nil
+			return statusOf(current), false, nil
 		}
-		return false, s.grantIfAsked(ctx, current)
+		return statusOf(current), false, s.grantIfAsked(ctx, current)
 	})
 	if err != nil {
-		return fmt.Errorf("%w; its status: %s", err, inJSON(current.Status))
+		return fmt.Errorf("waiting for its end: %w", err)
 	}
 	if err := s.hubClient.Delete(ctx, job, client.Preconditions{UID: &job.UID}); err != nil {
 		return fmt.Errorf("deleting it: %w", err)
 	}
-	err = poll(ctx, func(ctx context.Context) (bool, error) {
+	err = poll(ctx, func(ctx context.Context) (string, bool, error) {
 		err := s.hubClient.Get(ctx, client.ObjectKeyFromObject(job), current)
-		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
+		return statusOf(current), apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		return fmt.Errorf("waiting until it is gone: %w; its status: %s", err, inJSON(current.Status))
+		return fmt.Errorf("waiting until it is gone: %w", err)
 	}
 	return nil
 }
 
-func inJSON(status v1alpha1.DispatchJobStatus) string {
-	data, err := json.Marshal(status)
+func statusOf(job *v1alpha1.DispatchJob) string {
+	data, err := json.Marshal(job.Status)
 	if err != nil {
 		return err.Error()
 	}

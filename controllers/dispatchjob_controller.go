@@ -134,12 +134,19 @@ func (r *DispatchJobReconciler) reconcile(ctx context.Context, job *v1alpha1.Dis
 	if !errors.As(err, &held) {
 		return ctrl.Result{}, false, err
 	}
-	hold(job, status, held.reason, held.message)
+	if !held.soon || meta.FindStatusCondition(status.Conditions, v1alpha1.ReadyCondition) == nil {
+		hold(job, status, held.reason, held.message)
+	}
 	return ctrl.Result{}, false, nil
 }
 
-// heldError is why there is no connection to a target.
-type heldError struct{ reason, message string }
+// heldError is why there is no connection to a target. soon: it is only that nothing is known of the target
+// yet. Of that a job is told which has no status; those of a manager that starts anew would all be written
+// twice for nothing.
+type heldError struct {
+	reason, message string
+	soon            bool
+}
 
 func (e *heldError) Error() string { return e.message }
 
@@ -149,20 +156,24 @@ func (r *DispatchJobReconciler) target(ctx context.Context, job *v1alpha1.Dispat
 	var dt v1alpha1.DispatchTarget
 	err := r.Client.Get(ctx, types.NamespacedName{Name: name}, &dt)
 	if apierrors.IsNotFound(err) {
-		return nil, nil, &heldError{v1alpha1.TargetNotFoundReason, fmt.Sprintf("DispatchTarget %s does not exist", name)}
+		return nil, nil, &heldError{reason: v1alpha1.TargetNotFoundReason, message: fmt.Sprintf("DispatchTarget %s does not exist", name)}
 	}
 	if err != nil {
 		return nil, nil, err
-	}
-	if cluster := r.Targets.Cluster(name, dt.Spec); cluster != nil {
-		return adapter.Over(cluster, name, dt.Spec.ObserveOnly), &dt, nil
 	}
 	snapshot, ok := r.Targets.Snapshot(name, dt.Spec)
 	if !ok {
 		snapshot.Verdict = gate.Judge(dt.Spec.Kueue, gate.Evidence{}, gate.Instant{})
 	}
+	soon := snapshot.Preflighting()
+	if cluster := r.Targets.Cluster(name, dt.Spec); cluster != nil && !soon {
+		return adapter.Over(cluster, name, dt.Spec.ObserveOnly), &dt, nil
+	}
 	f := snapshot.Reachable
-	return nil, nil, &heldError{v1alpha1.TargetObserveOnlyReason, fmt.Sprintf("%s (%s): %s", v1alpha1.ReachableCondition, f.Reason, f.Message)}
+	return nil, nil, &heldError{
+		reason: v1alpha1.TargetObserveOnlyReason, soon: soon,
+		message: fmt.Sprintf("%s (%s): %s", v1alpha1.ReachableCondition, f.Reason, f.Message),
+	}
 }
 
 // setFinalizer adds or takes away our finalizer, if the DispatchJob is as it was read.

@@ -21,8 +21,8 @@ import (
 // to be created.
 func (s *soak) killAtRandom(ctx context.Context, manager *controlplane.Component, random *rand.Rand) error {
 	for s.left.Add(-1) >= 0 {
-		most := time.After(10 * time.Second) // where nothing goes on
-		enough := s.seen.after(1 + random.IntN(80))
+		most := time.After(20 * time.Second) // where nothing goes on
+		enough := s.seen.after(1 + random.IntN(40))
 		select {
 		case <-ctx.Done():
 			return nil

@@ -16,23 +16,17 @@ import (
 	"github.com/dispatch-dev/dispatch/test/faultproxy"
 )
 
-// killAtRandom kills the manager and starts it again, until all kills are done. A life is measured by what goes
-// on in it, so that jobs get done however slow the machine is. Half of the kills come when a job is just about
-// to be created.
+// killAtRandom kills the manager and starts it again, until all kills are done. Half of the kills come when a
+// job is just about to be created.
 func (s *soak) killAtRandom(ctx context.Context, manager *controlplane.Component, random *rand.Rand) error {
 	for s.left.Add(-1) >= 0 {
-		most := time.After(20 * time.Second) // where nothing goes on
-		enough := s.seen.after(1 + random.IntN(40))
-		select {
-		case <-ctx.Done():
+		if !s.letGoOn(ctx, random, 40, time.Minute) {
 			return nil
-		case <-enough:
-		case <-most:
 		}
 		if random.IntN(2) == 0 {
 			select {
 			case <-s.seen.nextIntent():
-			case <-most:
+			case <-time.After(10 * time.Second): // nobody sends anything now
 			}
 		}
 		pause(ctx, random, 0, 100*time.Millisecond)
@@ -48,24 +42,34 @@ func (s *soak) killAtRandom(ctx context.Context, manager *controlplane.Component
 	return nil
 }
 
+// letGoOn waits until up to so many statuses have been written, or nothing goes on for long, and says whether to
+// go on. Time is measured by statuses, so that jobs get done between two faults however slow the machine is.
+func (s *soak) letGoOn(ctx context.Context, random *rand.Rand, statuses int, long time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-s.seen.after(1 + random.IntN(statuses)):
+	case <-time.After(long):
+	}
+	return true
+}
+
 func between(random *rand.Rand, least, most time.Duration) time.Duration {
 	return least + time.Duration(random.Int64N(int64(most-least)))
 }
 
-// pause lasts for some time between least and most, and says whether to go on.
-func pause(ctx context.Context, random *rand.Rand, least, most time.Duration) bool {
+// pause lasts for some time between least and most.
+func pause(ctx context.Context, random *rand.Rand, least, most time.Duration) {
 	select {
 	case <-ctx.Done():
-		return false
 	case <-time.After(between(random, least, most)):
-		return true
 	}
 }
 
 // disturbNetwork cuts and delays connections to the target at random moments. What a fault holds back arrives
 // when it ends, or never.
 func (s *soak) disturbNetwork(ctx context.Context, random *rand.Rand) error {
-	for pause(ctx, random, 500*time.Millisecond, 4*time.Second) {
+	for s.letGoOn(ctx, random, 30, 20*time.Second) {
 		switch random.IntN(4) {
 		case 0:
 			s.counts.cut.Add(1)
@@ -103,7 +107,7 @@ const mostEvictions = 2
 
 // evictAtRandom takes jobs' admissions away, by one of several ways.
 func (s *soak) evictAtRandom(ctx context.Context, random *rand.Rand) error {
-	for pause(ctx, random, 200*time.Millisecond, 1500*time.Millisecond) {
+	for s.letGoOn(ctx, random, 15, 20*time.Second) {
 		// None is evicted so often that it never ends.
 		running := slices.DeleteFunc(s.seen.running(), func(job *batchv1.Job) bool { return s.seen.starts(job) > mostEvictions })
 		if len(running) == 0 {

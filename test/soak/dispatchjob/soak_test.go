@@ -51,7 +51,7 @@ const (
 	replicas = 2
 	// stuckAfter is when a job is stuck of which nothing has changed. One that was submitted in two tries waits
 	// 30 s, until no request to create it can be under way.
-	stuckAfter = 2 * time.Minute
+	stuckAfter = 4 * time.Minute
 )
 
 // soak is one run.

@@ -42,6 +42,24 @@ func (s *soak) killAtRandom(ctx context.Context, manager *controlplane.Component
 	return nil
 }
 
+// keepAdmission starts dispatch-admission again, as a Deployment does, when it ends: on a machine so busy that
+// it cannot renew its Lease it does, and the target is observe-only until it is back.
+func (s *soak) keepAdmission(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+		if !s.admission.Running() {
+			s.counts.admissionRestarted.Add(1)
+			if err := s.admission.Start(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
 // letGoOn waits until up to so many statuses have been written, or nothing goes on for long, and says whether to
 // go on. Time is measured by statuses, so that jobs get done between two faults however slow the machine is.
 func (s *soak) letGoOn(ctx context.Context, random *rand.Rand, statuses int, long time.Duration) bool {

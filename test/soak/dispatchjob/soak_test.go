@@ -61,10 +61,11 @@ type soak struct {
 	hub, target             *controlplane.Cluster
 	hubClient, targetClient client.WithWatch
 	// jobs has the DispatchJobs as a watch on the hub tells of them.
-	jobs     cache.Cache
-	network  *faultproxy.TCP
-	seen     *seen
-	managers []*controlplane.Component
+	jobs      cache.Cache
+	network   *faultproxy.TCP
+	seen      *seen
+	admission *controlplane.Component
+	managers  []*controlplane.Component
 	// left is how many kills are to come.
 	left   atomic.Int64
 	counts counts
@@ -76,6 +77,7 @@ type counts struct {
 	killed, killedBetween                          atomic.Int32
 	deactivated, workloadsDeleted, drained, grants atomic.Int32
 	cut, refused, delayed, blackHoled              atomic.Int32
+	admissionRestarted                             atomic.Int32
 }
 
 func TestDispatchJobsUnderCrashes(t *testing.T) {
@@ -92,6 +94,7 @@ func TestDispatchJobsUnderCrashes(t *testing.T) {
 	for i, manager := range s.managers {
 		all.Go(func() error { return s.killAtRandom(faults, manager, s.random(1, i)) })
 	}
+	all.Go(func() error { return s.keepAdmission(faults) })
 	all.Go(func() error { return s.disturbNetwork(faults, s.random(2, 0)) })
 	all.Go(func() error { return s.evictAtRandom(faults, s.random(3, 0)) })
 	all.Go(func() error {
@@ -148,7 +151,7 @@ func (s *soak) setUp(ctx context.Context) {
 
 	folder := s.t.TempDir()
 	s.Expect(install.Programs(ctx, folder)).To(Succeed())
-	s.program(ctx, s.target, folder, "dispatch-admission", "admission", install.AdmissionAccount)
+	s.admission = s.program(ctx, s.target, folder, "dispatch-admission", "admission", install.AdmissionAccount)
 	for i := range replicas {
 		s.managers = append(s.managers, s.program(ctx, s.hub, folder, "dispatch-manager", fmt.Sprintf("manager-%d", i),
 			install.ManagerAccount, "-leader-elect=false"))
@@ -247,5 +250,6 @@ func (s *soak) report(took time.Duration) {
 		c.killed.Load(), replicas, c.killedBetween.Load(), c.cut.Load(), c.refused.Load(), c.delayed.Load(), c.blackHoled.Load())
 	s.t.Logf("%d Jobs on the target, of %d submissions; %d were tried more than once; %d starts, %d granted; evicted: %d deactivated, %d Workloads deleted, %d times the queue drained; %d grants after an eviction",
 		j.jobs, j.submissions, j.retried, j.starts, j.granted, c.deactivated.Load(), c.workloadsDeleted.Load(), c.drained.Load(), c.grants.Load())
+	s.t.Logf("dispatch-admission was started again %d times", c.admissionRestarted.Load())
 	s.t.Log("none submitted twice, none lost, none started ungranted, nothing left on the target")
 }

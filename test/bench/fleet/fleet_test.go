@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/dispatch-dev/dispatch/api/v1alpha1"
+	"github.com/dispatch-dev/dispatch/test/bench/usage"
 	"github.com/dispatch-dev/dispatch/test/controlplane"
 	"github.com/dispatch-dev/dispatch/test/install"
 )
@@ -83,9 +84,7 @@ type target struct {
 // BenchmarkFleet measures the whole life of a hub: a start, a steady state, the death of all targets'
 // admission controllers, and their return.
 func BenchmarkFleet(b *testing.B) {
-	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		b.Skip("needs Linux's /proc")
-	}
+	usage.SkipWithout(b)
 	b.Run("real", func(b *testing.B) {
 		if *realTargets == 0 {
 			b.Skip("-fleet.real=0")
@@ -164,7 +163,7 @@ func measure(b *testing.B, against string, f fleet) {
 	f.revive()
 	opened := hub.wait(b, process, metav1.ConditionTrue)
 	t.reopened = slices.MaxFunc(slices.Collect(maps.Values(opened)), time.Time.Compare).Sub(began)
-	t.load = loadAverage(b)
+	t.load = usage.LoadAverage(b)
 	process.Stop()
 	hub.cluster.Stop()
 	t.report(b)

@@ -1,9 +1,7 @@
 package fleet
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -11,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/dispatch-dev/dispatch/test/bench/usage"
 	"github.com/dispatch-dev/dispatch/test/controlplane"
 )
 
@@ -30,63 +29,11 @@ func (u *usageOf) steady(b *testing.B, process *controlplane.Component, f fleet)
 	b.Helper()
 	time.Sleep(settling)
 	began := time.Now()
-	before, renewals := cpuTime(b, process.PID()), f.renewals()
+	before, renewals := usage.CPUTime(b, process.PID()), f.renewals()
 	time.Sleep(*window)
-	u.cpu, u.renewals = cpuTime(b, process.PID())-before, f.renewals()-renewals
-	u.memory = residentMemory(b, process.PID())
+	u.cpu, u.renewals = usage.CPUTime(b, process.PID())-before, f.renewals()-renewals
+	u.memory = usage.ResidentMemory(b, process.PID())
 	return began
-}
-
-// cpuTime is the user and system time of a process, from /proc/<pid>/stat, proc_pid_stat(5).
-func cpuTime(b *testing.B, pid int) time.Duration {
-	b.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	// Fields are counted from behind the name, which is in brackets and can hold anything: the third is
-	// the first, the 14th and 15th are the times, in ticks of which every Linux has 100 a second.
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	var ticks int64
-	for _, field := range fields[11:13] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			b.Fatal(err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * time.Second / 100
-}
-
-// residentMemory is in bytes, from /proc/<pid>/status.
-func residentMemory(b *testing.B, pid int) int64 {
-	b.Helper()
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "VmRSS:" {
-			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
-			return kib << 10
-		}
-	}
-	b.Fatalf("no VmRSS in /proc/%d/status", pid)
-	return 0
-}
-
-// loadAverage is that of the last minute, from /proc/loadavg: a run beside others is not worth much.
-func loadAverage(b *testing.B) string {
-	b.Helper()
-	data, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		b.Fatal(err)
-	}
-	first, _, _ := strings.Cut(string(data), " ")
-	return first
 }
 
 // tables are printed when all is done.

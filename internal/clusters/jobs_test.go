@@ -60,7 +60,7 @@ func TestGrantsThatMayNotBeWatchedAreAskedForRarelyUntilAJobIsSent(t *testing.T)
 	api, err := faultproxy.NewAPI(cfg)
 	f.Expect(err).NotTo(HaveOccurred())
 	t.Cleanup(api.Close)
-	s := NewSet(nil)
+	s := NewSet(unfenced)
 	t.Cleanup(s.Close)
 	began := make(chan struct{}, 10)
 	s.OnGrant(func(_ string, job *types.NamespacedName) {

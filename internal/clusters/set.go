@@ -33,8 +33,13 @@ type member struct {
 }
 
 // NewSet makes an empty Set. fence wraps the transport of all its connections: it refuses what would change
-// an object on a target once this process may not act any more. Nil, for tests, refuses nothing.
-func NewSet(fence transport.WrapperFunc) *Set { return &Set{fence: fence} }
+// an object on a target once this process may not act any more. Required, so that nobody forgets it.
+func NewSet(fence transport.WrapperFunc) *Set {
+	if fence == nil {
+		panic("clusters: a Set without a fence")
+	}
+	return &Set{fence: fence}
+}
 
 // OnChange adds what is called, without blocking, with the name of each target whose Snapshot has
 // changed. Changes before it is added are not told.
@@ -91,10 +96,8 @@ func (s *Set) Connect(name string, spec v1alpha1.DispatchTargetSpec, version str
 		return nil
 	}
 	s.mu.Unlock()
-	if s.fence != nil {
-		cfg = rest.CopyConfig(cfg)
-		cfg.Wrap(s.fence)
-	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Wrap(s.fence)
 	cluster, err := Connect(cfg, spec.Kueue, func() { s.changed(name) })
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package clusters
 
 import (
+	"net/http"
 	"runtime"
 	"sync"
 	"testing"
@@ -27,9 +28,11 @@ func (s *Set) cluster(name string) *Cluster {
 	return nil
 }
 
+func unfenced(next http.RoundTripper) http.RoundTripper { return next }
+
 func TestSetConnectsAnewWhereSomethingChanged(t *testing.T) {
 	g := NewWithT(t)
-	s := NewSet(nil)
+	s := NewSet(unfenced)
 	t.Cleanup(s.Close)
 	var mu sync.Mutex
 	told := map[string]int{}
@@ -77,7 +80,7 @@ func TestSetConnectsAnewWhereSomethingChanged(t *testing.T) {
 func TestSetKeepsNothingAfterClose(t *testing.T) {
 	g := NewWithT(t)
 	before := runtime.NumGoroutine()
-	s := NewSet(nil)
+	s := NewSet(unfenced)
 	var connecting sync.WaitGroup
 	for _, name := range []string{"west", "east"} {
 		connecting.Go(func() {

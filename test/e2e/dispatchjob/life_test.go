@@ -50,7 +50,11 @@ var _ = Describe("A DispatchJob", Ordered, func() {
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		Expect(strings.Fields(lines[0])).To(Equal([]string{"NAME", "TARGET", "PHASE", "ADMISSIONS", "WHY", "AGE"}))
 		Expect(strings.Fields(lines[1])).To(HaveExactElements("evicted", "west", "Waiting", "1/1", "WaitingForGrant", Not(BeEmpty())))
-		Consistently(func() bool { return *west.job(ctx, team, "evicted").Spec.Suspend }).WithTimeout(2 * time.Second).Should(BeTrue())
+		held := get(ctx, team, "evicted")
+		Consistently(func(g Gomega) {
+			g.Expect(*west.job(ctx, team, "evicted").Spec.Suspend).To(BeTrue())
+			g.Expect(get(ctx, team, "evicted").ResourceVersion).To(Equal(held.ResourceVersion), "written to while nothing happens")
+		}).WithTimeout(5 * time.Second).Should(Succeed())
 
 		By("granting it")
 		_, err = hub.Kubectl(ctx, "patch", "dispatchjob", "-n", team, "evicted", "--type=merge", "-p", `{"spec":{"admissions":2}}`)

@@ -68,12 +68,11 @@ type DispatchJobReconciler struct {
 	slots slots
 }
 
-// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchjobs,verbs=get;list;watch;patch
+// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchjobs,verbs=list;watch;patch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchjobs/status,verbs=patch
-// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchjobs/finalizers,verbs=update
-// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=list;watch
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // Reconcile does what one DispatchJob needs next.
 func (r *DispatchJobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

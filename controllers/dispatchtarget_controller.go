@@ -43,9 +43,9 @@ type DispatchTargetReconciler struct {
 	Recorder events.EventRecorder
 }
 
-// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=get;list;watch
+// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=list;watch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets/status,verbs=patch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // SetupWithManager registers the reconciler.
 func (r *DispatchTargetReconciler) SetupWithManager(mgr ctrl.Manager) error {

@@ -41,8 +41,8 @@ type TargetConnectionReconciler struct {
 	Namespace string
 }
 
-// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",namespace=dispatch-system,resources=secrets,verbs=get;list;watch
+// +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=list;watch
+// +kubebuilder:rbac:groups="",namespace=dispatch-system,resources=secrets,verbs=list;watch
 
 // SetupWithManager registers the reconciler.
 func (r *TargetConnectionReconciler) SetupWithManager(mgr ctrl.Manager) error {

@@ -45,11 +45,11 @@ type WorkloadReconciler struct {
 	waiting  *waitingWorkloads
 }
 
-// +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;clusterqueues,verbs=get;list;watch
+// +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;clusterqueues,verbs=list;watch
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status,verbs=patch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=admissiongrants,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=dispatch.dev,resources=admissiongrants/status,verbs=patch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
 
 // SetupWithManager registers the reconciler.
 func (r *WorkloadReconciler) SetupWithManager(mgr ctrl.Manager) error {

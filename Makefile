@@ -91,11 +91,12 @@ docker-push: ## Build both images for all PLATFORMS and push them; needs docker'
 	done
 
 .PHONY: build-installer
-build-installer: ## Write dist/install-hub.yaml and dist/install-target.yaml, with the images REGISTRY and TAG name.
-	mkdir -p dist
-	render() { $(KUBECTL) kustomize $$1 | sed 's|image: \(dispatch-[a-z]*\):latest$$|image: $(REGISTRY)/\1:$(TAG)|'; }; \
+build-installer: ## Write dist/install-*.yaml, for a hub, a target and both in one; REGISTRY and TAG name the images.
+	@mkdir -p dist
+	@render() { $(KUBECTL) kustomize $$1 | sed 's|image: \(dispatch-[a-z]*\):latest$$|image: $(REGISTRY)/\1:$(TAG)|'; }; \
 	render config/default > dist/install-hub.yaml; \
-	{ render config/admission; echo ---; render config/target-access; } > dist/install-target.yaml
+	{ render config/admission; echo ---; render config/target-access; } > dist/install-target.yaml; \
+	render config/single-cluster > dist/install-single-cluster.yaml
 
 ##@ Test
 

@@ -2,12 +2,14 @@ package election
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	. "github.com/onsi/gomega"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
@@ -39,6 +41,14 @@ func TestManifestsFitTheElection(t *testing.T) {
 			g.Expect(f.LeaderElect).To(BeTrue())
 			g.Expect(f.ReleaseOnCancel).To(Equal(folder == "manager"))
 			g.Expect(deployment.Namespace).To(Equal(f.LeaseNamespace))
+			// The probes and the metrics are at the ports that the flags' defaults open.
+			for _, port := range pod.Containers[0].Ports {
+				address := map[string]string{"probes": f.HealthProbeBindAddress, "metrics": f.MetricsBindAddress}[port.Name]
+				g.Expect(address).To(Equal(fmt.Sprintf(":%d", port.ContainerPort)), port.Name)
+			}
+			for _, probe := range []*corev1.Probe{pod.Containers[0].LivenessProbe, pod.Containers[0].ReadinessProbe} {
+				g.Expect(probe.HTTPGet.Port.StrVal).To(Equal("probes"))
+			}
 			g.Expect(pod.ServiceAccountName).To(Equal(f.LeaseName))
 
 			stop := gracePeriod

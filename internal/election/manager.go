@@ -43,6 +43,7 @@ func NewManager(base *rest.Config, f *Flags, opts ctrl.Options) (*Manager, error
 		clock:    clock.RealClock{},
 		duration: f.LeaseDuration,
 		leases:   "/apis/coordination.k8s.io/v1/namespaces/" + f.LeaseNamespace + "/leases",
+		name:     f.LeaseName,
 	}
 	cfg, opts, err := f.managerOptions(base, opts, t)
 	if err != nil {

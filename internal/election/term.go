@@ -29,6 +29,7 @@ type term struct {
 	clock    clock.Clock
 	duration time.Duration
 	leases   string // path of the Lease's collection, below the server's own
+	name     string // of the Lease, in metrics
 
 	mu       sync.Mutex
 	answered bool
@@ -75,7 +76,13 @@ func (t *term) observe(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		sent := t.clock.Now()
 		resp, err := next.RoundTrip(req)
-		if err != nil || !strings.Contains(req.URL.Path, t.leases) {
+		if !strings.Contains(req.URL.Path, t.leases) {
+			return resp, err
+		}
+		if !reads(req) {
+			renewalSeconds.WithLabelValues(t.name).Observe(t.clock.Since(sent).Seconds())
+		}
+		if err != nil {
 			return resp, err
 		}
 		t.mu.Lock()
@@ -83,6 +90,7 @@ func (t *term) observe(next http.RoundTripper) http.RoundTripper {
 		done := resp.StatusCode < http.StatusMultipleChoices
 		if done && !reads(req) {
 			t.renewed = sent
+			lastRenewal.WithLabelValues(t.name).Set(float64(sent.UnixMilli()) / 1000)
 		}
 		// No Lease yet is an answer too; one that is refused or throttled is not.
 		if done || resp.StatusCode == http.StatusNotFound {

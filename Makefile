@@ -113,6 +113,7 @@ test-unit: cluster ## Run the tests beside the code, those against a bare API se
 
 .PHONY: test-cluster
 test-cluster: cluster ## Run the tests that start whole clusters.
+	go run ./test/controlplane/cmd/build promtool
 	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
 
 .PHONY: soak

@@ -42,6 +42,9 @@ const (
 	KWOK                  = "kwok"
 	KWOKCRDs              = "kwok-crds.yaml"
 	KWOKStages            = "kwok-stages.yaml"
+
+	// Not part of a cluster: EnsureAll leaves them out.
+	Promtool = "promtool"
 )
 
 // AssetsVariable names the environment variable that envtest uses too: a folder
@@ -51,10 +54,12 @@ const AssetsVariable = "KUBEBUILDER_ASSETS"
 // module is one of the Go modules beside this file.
 type module struct {
 	folder   string // beside this file, and the name in the cache
-	path     string // the module that is required there and built
+	path     string // the module that is required there, and whose version is built
 	ldflags  func(version string) string
+	tags     string
 	programs map[string]string // by name: the main package
 	rendered map[string]string // by name: a kustomization inside the module
+	separate bool              // not part of a cluster, and built only when asked for by name
 }
 
 var modules = []module{
@@ -96,6 +101,14 @@ var modules = []module{
 		programs: map[string]string{KWOK: "sigs.k8s.io/kwok/cmd/kwok"},
 		rendered: map[string]string{KWOKCRDs: "kustomize/crd", KWOKStages: "kustomize/stage/fast"},
 	},
+	{
+		folder: "promtool",
+		path:   "github.com/prometheus/prometheus",
+		// Half of the build otherwise, and no use for testing rules: the service discovery of two dozen clouds.
+		tags:     "remove_all_sd",
+		programs: map[string]string{Promtool: "github.com/prometheus/prometheus/cmd/promtool"},
+		separate: true,
+	},
 }
 
 // Ensure returns the path of each file asked for, by name, and builds what is
@@ -109,8 +122,8 @@ func Ensure(ctx context.Context, logger *log.Logger, names ...string) (map[strin
 	return b.ensure(ctx, names)
 }
 
-// EnsureAll builds everything that is missing and returns a folder that has all
-// of it. The folder can serve as KUBEBUILDER_ASSETS.
+// EnsureAll builds everything that clusters are made of, where it is missing, and
+// returns a folder that has all of it. The folder can serve as KUBEBUILDER_ASSETS.
 func EnsureAll(ctx context.Context, logger *log.Logger) (string, error) {
 	b, err := newBuilder(ctx, logger)
 	if err != nil {
@@ -118,7 +131,9 @@ func EnsureAll(ctx context.Context, logger *log.Logger) (string, error) {
 	}
 	var names []string
 	for _, m := range b.modules {
-		names = append(names, m.names()...)
+		if !m.separate {
+			names = append(names, m.names()...)
+		}
 	}
 	paths, err := b.ensure(ctx, names)
 	if err != nil {
@@ -267,8 +282,16 @@ func (b *builder) version(m module) (string, error) {
 func (b *builder) key(m module, version string) (string, error) {
 	inputs := fmt.Appendln(nil, m.flags(version), m.programs, m.rendered,
 		runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	for _, name := range []string{"go.mod", "go.sum"} {
-		data, err := os.ReadFile(filepath.Join(b.sources, m.folder, name))
+	folder := filepath.Join(b.sources, m.folder)
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return "", err
+	}
+	for _, entry := range entries {
+		if entry.IsDir() {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(folder, entry.Name()))
 		if err != nil {
 			return "", err
 		}
@@ -287,7 +310,11 @@ func (m module) flags(version string) []string {
 	if m.ldflags != nil {
 		ldflags += " " + m.ldflags(version)
 	}
-	return []string{"-trimpath", "-ldflags", ldflags}
+	flags := []string{"-trimpath", "-ldflags", ldflags}
+	if m.tags != "" {
+		flags = append(flags, "-tags", m.tags)
+	}
+	return flags
 }
 
 // make builds or renders one file. It appears under its path only once it is

@@ -46,6 +46,7 @@ type WorkloadReconciler struct {
 }
 
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads;admissionchecks;clusterqueues,verbs=list;watch
+// +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads,verbs=get
 // +kubebuilder:rbac:groups=kueue.x-k8s.io,resources=workloads/status,verbs=patch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=admissiongrants,verbs=get;list;watch;create;patch;delete
 // +kubebuilder:rbac:groups=dispatch.dev,resources=admissiongrants/status,verbs=patch

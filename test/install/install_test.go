@@ -207,6 +207,7 @@ func TestInstallationByThePage(t *testing.T) {
 		}
 	}
 	u.gone(target.kube, u.furtherOwners()...)
+	u.ownerless()
 	running := sent[0]
 	u.raise(running)
 	for _, job := range sent[1:] {

@@ -256,13 +256,29 @@ func (u *user) send() []*v1alpha1.DispatchJob {
 // ownWorkload makes a Workload for a job of a kind whose integration Kueue does not have here, and waits until
 // dispatch-admission has looked at the job and made a grant.
 func (u *user) ownWorkload(gvk schema.GroupVersionKind, name string, uid types.UID) {
-	wl := &kueue.Workload{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: "of-" + name,
-			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: name, UID: uid, Controller: ptr.To(true),
-			}},
-		},
+	wl := workload("of-" + name)
+	wl.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Name: name, UID: uid, Controller: ptr.To(true),
+	}}
+	u.Expect(u.target.kube.Create(u.ctx, wl)).To(Succeed(), gvk.Kind)
+	u.grantOf(uid, started(1))
+}
+
+// ownerless: a Workload that no job owns has a grant, which stays when it is deleted, until the Workload goes.
+func (u *user) ownerless() {
+	wl := workload("alone")
+	u.Expect(u.target.kube.Create(u.ctx, wl)).To(Succeed())
+	grant := u.grantOf(wl.UID, started(1))
+	u.Expect(u.target.kube.Delete(u.ctx, grant)).To(Succeed())
+	u.grantOf(wl.UID, func(g Gomega, grant *v1alpha1.AdmissionGrant) {
+		g.Expect(grant.DeletionTimestamp).NotTo(BeNil())
+	})
+	u.gone(u.target.kube, wl, grant)
+}
+
+func workload(name string) *kueue.Workload {
+	return &kueue.Workload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: kueue.WorkloadSpec{QueueName: queue, PodSets: []kueue.PodSet{{
 			Name: kueue.DefaultPodSetName, Count: 1,
 			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
@@ -273,8 +289,6 @@ func (u *user) ownWorkload(gvk schema.GroupVersionKind, name string, uid types.U
 			}},
 		}}},
 	}
-	u.Expect(u.target.kube.Create(u.ctx, wl)).To(Succeed(), gvk.Kind)
-	u.grantOf(uid, started(1))
 }
 
 // furtherOwners makes one object of each kind that can own a Workload but is not sent.

@@ -9,7 +9,8 @@ CONTROLLER_GEN := go tool controller-gen
 
 # Packages below test/ start whole clusters. TEST_PARALLEL of them run at a
 # time, so that a machine with two cores still meets the tests' deadlines.
-CLUSTER_PACKAGES := ./test/...
+# test/argocd, which needs Argo CD, has a target of its own.
+CLUSTER_PACKAGES = $$(go list ./test/... | grep -v '/test/argocd$$')
 TEST_PARALLEL ?= 1
 TEST_TIMEOUT ?= 30m
 # Further arguments for `go test`, as in: make test-unit TESTARGS='-run TestVerdict -v'
@@ -43,6 +44,7 @@ generate: ## Generate the DeepCopy methods of the API types.
 .PHONY: manifests
 manifests: ## Generate the CustomResourceDefinitions in config/crd/bases.
 	$(CONTROLLER_GEN) crd paths=./api/... output:crd:artifacts:config=config/crd/bases
+	hack/argocd-cm-patch.sh > config/argocd/argocd-cm-patch.yaml
 
 .PHONY: fmt
 fmt: ## Format the code as the linter wants it.
@@ -59,10 +61,10 @@ lint: ## Run golangci-lint.
 .PHONY: verify
 verify: generate manifests ## Fail where committed generated files, or go.mod, are stale.
 	go mod tidy -diff
-	@stale=$$(git status --porcelain -- api config/crd); \
+	@stale=$$(git status --porcelain -- api config/crd config/argocd); \
 	if [[ -n $$stale ]]; then \
 		printf 'stale; run "make generate manifests" and commit:\n%s\n' "$$stale" >&2; \
-		git --no-pager diff -- api config/crd >&2; \
+		git --no-pager diff -- api config/crd config/argocd >&2; \
 		exit 1; \
 	fi
 
@@ -115,6 +117,11 @@ test-unit: cluster ## Run the tests beside the code, those against a bare API se
 test-cluster: cluster ## Run the tests that start whole clusters.
 	go run ./test/controlplane/cmd/build promtool
 	go test -timeout $(TEST_TIMEOUT) -p $(TEST_PARALLEL) $(TESTARGS) $(CLUSTER_PACKAGES)
+
+.PHONY: test-argocd
+test-argocd: cluster ## Run a real Argo CD over a git repository of DispatchTargets; minutes the first time.
+	go run ./test/controlplane/cmd/build argocd
+	go test -timeout $(TEST_TIMEOUT) $(TESTARGS) ./test/argocd
 
 .PHONY: soak
 soak: cluster ## Evict, readmit, send and cancel jobs under crashes for a long time; ROUNDS and KILLS say how long.

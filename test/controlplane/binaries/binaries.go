@@ -44,7 +44,10 @@ const (
 	KWOKStages            = "kwok-stages.yaml"
 
 	// Not part of a cluster: EnsureAll leaves them out.
-	Promtool = "promtool"
+	ArgoCD       = "argocd"
+	ArgoCDCRDs   = "argocd-crds.yaml"
+	ArgoCDConfig = "argocd-config.yaml"
+	Promtool     = "promtool"
 )
 
 // AssetsVariable names the environment variable that envtest uses too: a folder
@@ -100,6 +103,13 @@ var modules = []module{
 		path:     "sigs.k8s.io/kwok",
 		programs: map[string]string{KWOK: "sigs.k8s.io/kwok/cmd/kwok"},
 		rendered: map[string]string{KWOKCRDs: "kustomize/crd", KWOKStages: "kustomize/stage/fast"},
+	},
+	{
+		folder:   "argocd",
+		path:     "github.com/argoproj/argo-cd/v3",
+		programs: map[string]string{ArgoCD: "github.com/dispatch-dev/dispatch/test/controlplane/binaries/argocd"},
+		rendered: map[string]string{ArgoCDCRDs: "manifests/crds", ArgoCDConfig: "manifests/base/config"},
+		separate: true,
 	},
 	{
 		folder: "promtool",

@@ -72,7 +72,7 @@ type DispatchJobReconciler struct {
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchjobs/status,verbs=patch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=list;watch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=list;watch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // Reconcile does what one DispatchJob needs next.
 func (r *DispatchJobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

@@ -45,7 +45,7 @@ type DispatchTargetReconciler struct {
 
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets,verbs=list;watch
 // +kubebuilder:rbac:groups=dispatch.dev,resources=dispatchtargets/status,verbs=patch
-// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 
 // SetupWithManager registers the reconciler.
 func (r *DispatchTargetReconciler) SetupWithManager(mgr ctrl.Manager) error {

@@ -198,6 +198,7 @@ func TestInstallationByThePage(t *testing.T) {
 	})
 
 	// All that dispatch does for its users. One job waits and one that was sent runs, in the end.
+	u.unreachable()
 	waiting := u.readmission()
 	u.strayReady()
 	sent := u.send()

@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -160,6 +161,26 @@ func (u *user) read(kube client.WithWatch, grant *v1alpha1.AdmissionGrant) {
 	watch, err := kube.Watch(u.ctx, &v1alpha1.AdmissionGrantList{}, client.InNamespace(namespace))
 	u.Expect(err).NotTo(HaveOccurred())
 	watch.Stop()
+}
+
+// unreachable: a target without a Secret, two of whose conditions have the same reason, which is one event.
+func (u *user) unreachable() {
+	dt := &v1alpha1.DispatchTarget{
+		ObjectMeta: metav1.ObjectMeta{Name: "no-secret"},
+		Spec: v1alpha1.DispatchTargetSpec{
+			KubeConfig: &v1alpha1.KubeConfigSource{SecretRef: &v1alpha1.KubeConfigSecretReference{Name: "no-secret"}},
+			Kueue:      &v1alpha1.KueueSpec{ClusterQueue: queue},
+		},
+	}
+	u.Expect(u.hub.kube.Create(u.ctx, dt)).To(Succeed())
+	u.Eventually(func(g Gomega) {
+		var all eventsv1.EventList
+		g.Expect(u.hub.kube.List(u.ctx, &all)).To(Succeed())
+		g.Expect(all.Items).To(ContainElement(And(
+			HaveField("Regarding.UID", dt.UID), HaveField("Reason", v1alpha1.UnreachableReason),
+			HaveField("Series", HaveValue(HaveField("Count", BeEquivalentTo(2)))))))
+	}).Should(Succeed())
+	u.gone(u.hub.kube, dt)
 }
 
 // readmission: a job runs, is evicted, is granted a second admission by a person, and is evicted again. It then

@@ -151,11 +151,9 @@ var _ = Describe("A StatefulSet", func() {
 
 var _ = Describe("A kind that owns several Workloads", func() {
 	It("has a grant for each, and their counts do not mix", func(ctx SpecContext) {
-		installLeaderWorkerSets(ctx)
 		s := newSite(ctx, kueuejobs.Check)
 		s.setCPUs(ctx, 2)
 		set := leaderWorkerSet(s, 2)
-		// Kueue serves the kind some time after its CRD is there.
 		Eventually(func() error { return kube.Create(ctx, set) }).Should(Succeed())
 		DeferCleanup(func(ctx SpecContext) {
 			Expect(kube.Delete(ctx, set, client.PropagationPolicy(metav1.DeletePropagationBackground))).To(Succeed())

@@ -87,6 +87,10 @@ var _ = BeforeSuite(func(ctx SpecContext) {
 	kube, err = kueuejobs.NewClient(cluster.Config())
 	Expect(err).NotTo(HaveOccurred())
 	Expect(install.Target(ctx, cluster)).To(Succeed())
+	// Kueue sets up the kinds that are there when it starts; one that comes later it serves at some time.
+	installLeaderWorkerSets(ctx)
+	cluster.Kueue.Stop()
+	Expect(cluster.Kueue.Start(ctx)).To(Succeed())
 
 	// The suite's context ends with this node.
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
